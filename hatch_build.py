@@ -1,9 +1,9 @@
-"""Build hook that compiles the per-token modules for a wheel, on request.
+"""Build hook that compiles the modules of the per-token code for a wheel, on request.
 
 hatchling calls this hook if HATCH_BUILD_HOOK_ENABLE_CUSTOM is true, and installs its dependencies
-for that build only; otherwise the wheel is pure Python. pyproject.toml lists the modules, which
-need no changes: mypyc reads their types. Their sources remain in the wheel, for tracebacks; Python
-prefers the extension beside a source.
+only for that build. Otherwise the wheel is pure Python. pyproject.toml lists the modules. They need
+no changes, because mypyc reads their type annotations. Their sources stay in the wheel for
+tracebacks. If an extension is beside a source, Python imports the extension.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _GROUP = "gateway.token_path"
-"""Name of the library with the code of all modules, which can call each other natively."""
-# The same code results whatever is installed beside mypyc: missing packages are typed Any.
+"""Name of the library with the code of all modules, which therefore call each other natively."""
+# Ignore installed packages, and treat missing ones as Any: the same code then results on every
+# machine.
 _TYPES = ("--config-file=", "--no-site-packages", "--ignore-missing-imports")
-# `make lint` checks the other imported modules.
+# Do not report errors in other imported modules, which `make lint` checks.
 _OTHERS = "--follow-imports=silent"
 
 
@@ -27,7 +28,7 @@ class CompiledTokenPath(BuildHookInterface[Any]):
     """Hook that adds an extension module for each of `modules` in its configuration."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the modules. Raises SystemExit with mypy's or the compiler's errors."""
+        """Compile the modules. Raises SystemExit with the errors of mypy or the compiler."""
         if version == "editable":
             return  # an editable installation runs the sources
         self._folder = TemporaryDirectory(prefix="gateway-compiled-")
@@ -47,8 +48,8 @@ class CompiledTokenPath(BuildHookInterface[Any]):
 
 
 def _compile(modules: list[str], built: Path) -> None:
-    # Imported late: installed for this hook only, and hatchling imports this file in other builds
-    # too.
+    # Import here: these packages are installed only for this hook, and hatchling imports this file
+    # in other builds, too.
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext

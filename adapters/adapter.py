@@ -1,5 +1,6 @@
-"""The two immutable forms of an adapter: as saved by PEFT (`Adapter`), and as TensorRT-LLM's input
-tensors (`Converted`).
+"""The two representations of an adapter, both immutable: PEFT's files, and TensorRT-LLM's tensors.
+
+`Adapter` is an adapter as PEFT saved it. `Converted` is an adapter as TensorRT-LLM's input tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Dtype = Literal["float16", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float16", "bfloat16")
 ITEM_BYTES = 2
 
-# TensorRT-LLM's LoraModule::ModuleType (cpp/include/tensorrt_llm/runtime/loraModule.h).
+# Values of TensorRT-LLM's LoraModule::ModuleType (cpp/include/tensorrt_llm/runtime/loraModule.h).
 MODULE_IDS: Mapping[str, int] = {
     "attn_qkv": 0,
     "attn_q": 1,
@@ -45,7 +46,7 @@ MODULE_IDS: Mapping[str, int] = {
 }
 MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
 LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
-"""Modules whose converted rows fit only engines with the `tp_size` that they were converted for.
+"""Modules whose converted rows fit only engines with the same `tp_size`.
 
 Rows of fused modules are interleaved for the engine's tensor parallel ranks. Expert modules cannot
 be split among ranks (see `adapters.plan`).
@@ -56,7 +57,7 @@ _CONFIG_ROW = struct.Struct("<3i")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a safetensors file; `start` and `stop` are byte offsets in that file."""
+    """A tensor in a safetensors file. `start` and `stop` are byte offsets in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -76,18 +77,19 @@ class LoraSettings:
     base_model_name_or_path: str | None
 
     def scale(self, alpha: float, rank: int) -> float:
-        """Return the factor of the LoRA product: alpha / rank, or alpha / sqrt(rank) with
-        rank-stabilised LoRA (arXiv 2312.03732).
+        """Return the factor of the LoRA product, alpha / rank.
+
+        With rank-stabilised LoRA (arXiv 2312.03732), the factor is alpha / sqrt(rank).
         """
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A PEFT adapter whose configuration and safetensors header were validated.
+    """A PEFT adapter whose configuration and safetensors header have been validated.
 
-    `identity` is (inode, size, mtime in ns) of the weights file at validation; a file that has
-    changed since then is refused when it is read.
+    `identity` is (inode, size, mtime in ns) of the weights file at that time. If the file has
+    changed when its values are read, it is refused.
     """
 
     settings: LoraSettings
@@ -98,7 +100,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The layers, sorted, in which one module has a row of this rank."""
+    """The layers in which an adapter has rows for one module with one rank. `layers` is sorted."""
 
     module: str
     rank: int
@@ -109,12 +111,12 @@ class ModuleRows:
 class Converted:
     """An adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
 
-    `config` is int32 little-endian [1, rows, 3] (module id, layer, rank); `weights` is [1, rows,
-    width] in `dtype`, little-endian. Both are the exact bytes sent to Triton. `digest` is the
-    `content_digest` of both, in hex. `tp_size` is the tensor parallel size of the engine for which
-    the tensors were laid out. It is None if the layout does not depend on the size, or the size is
-    unknown. The digest does not cover `tp_size`, so a store indexed by digest must store it
-    separately.
+    `config` is int32 little-endian [1, rows, 3] (module id, layer, rank). `weights` is [1, rows,
+    width] in `dtype`, little-endian. Both are the exact bytes that are sent to Triton. `digest` is
+    the `content_digest` of both, in hex. `tp_size` is the tensor parallel size of the engine for
+    which the tensors were laid out. It is None if the layout does not depend on the size, or the
+    size is unknown. The digest does not cover `tp_size`, so a store indexed by digest must store
+    `tp_size` separately.
     """
 
     dtype: Dtype
@@ -135,12 +137,12 @@ class Converted:
         return self.rows * self.width * ITEM_BYTES
 
     def config_rows(self) -> Iterator[tuple[int, int, int]]:
-        """Return (module id, layer, rank) of each row, in order."""
+        """Return (module id, layer, rank) of each row, in the order of the rows."""
         return _CONFIG_ROW.iter_unpack(self.config)
 
     @property
     def modules(self) -> tuple[ModuleRows, ...]:
-        """Rows grouped by module and rank, in the order of the module ids."""
+        """The adapter's rows, grouped by module and rank, in the order of the module ids."""
         layers: dict[tuple[int, int], list[int]] = {}
         for module, layer, rank in self.config_rows():
             layers.setdefault((module, rank), []).append(layer)
@@ -161,7 +163,7 @@ def content_digest(
     """Return the sha256 hex digest of an adapter's tensors.
 
     The hash covers one ASCII line ``lora <dtype> <rows> <width>`` + newline, then the bytes of
-    `config`, then those of `weights`. Equal tensors have equal digests on every machine.
+    `config`, then the bytes of `weights`. Equal tensors have equal digests on every machine.
     """
     digest = hashlib.sha256(f"lora {dtype} {rows} {width}\n".encode())
     digest.update(config)
@@ -173,7 +175,7 @@ def task_id(digest: str) -> int:
     """Return a `lora_task_id` derived from a digest, for callers without a registry.
 
     The id is the digest's first 63 bits, from 1 to 2**63 - 1. Versions in a registry have random
-    ids instead, because an attacker could search for tensors whose digests share an id: see
+    ids instead: an attacker could search for tensors whose digests have the same first bits. See
     `adapters.record.draw_task_id`.
     """
     return (int(digest[:16], 16) >> 1) or 1
@@ -186,7 +188,7 @@ def make_converted(
     weights: bytes | bytearray | memoryview,
     tp_size: int | None = None,
 ) -> Converted:
-    """Return a `Converted` with its digest computed."""
+    """Return a `Converted` with its digest."""
     config = pack_config(rows)
     digest = content_digest(dtype, len(rows), width, config, weights)
     return Converted(

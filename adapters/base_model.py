@@ -1,9 +1,8 @@
-"""Properties of an engine that limit its adapters: shapes, data type, LoRA modules and largest
-rank.
+"""Properties of an engine that an adapter must fit: shapes, data type, LoRA modules, largest rank.
 
 The properties are read from ``config.json`` of a TensorRT-LLM engine folder (v0.8 and later:
-`pretrained_config` and `build_config`), or from a Hugging Face ``config.json``, which contains no
-LoRA modules and no rank.
+`pretrained_config` and `build_config`), or from a Hugging Face ``config.json``. The latter states
+neither LoRA modules nor a rank.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from adapters.errors import MissingFile, UnsupportedEngine
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A served base model: the properties that an adapter must fit.
+    """A base model that is served, with the properties that an adapter must fit.
 
-    `names` are all names of the model; an adapter's `base_model_name_or_path` must be one of them.
+    `names` are all names of the model. An adapter's `base_model_name_or_path` must be one of them.
     Field names are those of TensorRT-LLM's configuration. Sizes are of the complete model, before
-    any tensor parallel split. `lora_target_modules` may contain module names of later releases,
-    which `MODULE_IDS` lacks.
+    any tensor parallel split. `lora_target_modules` may contain modules of later releases, which
+    are not in `MODULE_IDS`.
     """
 
     names: tuple[str, ...]
@@ -45,7 +44,7 @@ class BaseModel:
     pp_size: int = 1
 
     def is_called(self, name_or_path: str) -> bool:
-        """Return True if `name_or_path` names this model or a quantized copy of it."""
+        """Return True if `name_or_path` is a name of this model or of a quantized copy of it."""
         return any(is_same_model(name_or_path, name) for name in self.names)
 
 
@@ -59,12 +58,12 @@ def read_base_model(
 ) -> BaseModel:
     """Read the base model from ``folder/config.json``.
 
-    The folder's name, and the file's `_name_or_path` if any, are appended to `names`.
+    The folder's name, and the file's `_name_or_path` if any, are added to `names`.
 
     The keyword arguments override the file. Pass `dtype` if Triton's model configuration has
-    another type for `lora_weights`. Pass the other two for a Hugging Face configuration, which
-    states neither. Its defaults are the file's data type (float16 unless bfloat16), all modules,
-    and rank 64. Raise `MissingFile` or `UnsupportedEngine`.
+    another type for `lora_weights`. A Hugging Face configuration does not state LoRA modules and
+    rank: pass `lora_target_modules` and `max_lora_rank`. Its defaults are the file's data type
+    (float16 unless bfloat16), all modules, and rank 64. Raise `MissingFile` or `UnsupportedEngine`.
     """
     known = (*names, folder.resolve().name)
     try:
@@ -93,7 +92,8 @@ def read_base_model(
 
 def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -> BaseModel:
     """Return the base model of an engine. Raise `UnsupportedEngine` if it cannot run adapters.
-    `file` is the configuration's path for the error.
+
+    `file` is the path of the configuration, for the error message.
     """
 
     def refuse(field: str, found: object, allowed: str) -> UnsupportedEngine:
@@ -109,8 +109,8 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         allowed = "auto or a dtype: build the engine with --lora_plugin"
         raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
     modules = engine.lora_target_modules
-    # Accept unknown modules of later releases, as long as one module is known: an adapter that uses
-    # an unknown module is refused when it is converted.
+    # Accept unknown modules of later releases if at least one module is known. An adapter that
+    # changes an unknown module is refused when it is converted.
     if MODULE_IDS.keys().isdisjoint(modules):
         field = "build_config.lora_config.lora_target_modules"
         raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")
@@ -123,7 +123,7 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
     if architecture is None:
         raise refuse("pretrained_config.architecture", None, "a string")
     if architecture == "QWenForCausalLM":
-        # Append the generation: TensorRT-LLM has one class for all Qwen generations, whose
+        # Append the generation: TensorRT-LLM has one class for all generations of Qwen, but their
         # projections differ.
         architecture = f"{architecture}:{engine.qwen_type}"
     heads, hidden = require_count("num_attention_heads"), require_count("hidden_size")

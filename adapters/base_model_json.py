@@ -1,4 +1,4 @@
-"""JSON form of base models, in which gateways send agents the base model of their adapters."""
+"""JSON format of base models. Gateways use it to send agents the base model of their adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dump(base: BaseModel) -> bytes:
 
 
 def parse(raw: bytes) -> BaseModel:
-    """Parse a base model. Raise ValueError for invalid values, and missing or unknown fields."""
+    """Parse a base model. Raise ValueError for an invalid value, or a missing or unknown field."""
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"{len(raw)} bytes are no base model")
     found = json.loads(raw)

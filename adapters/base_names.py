@@ -1,9 +1,9 @@
-"""Comparison of base model names.
+"""Comparison of the names of base models.
 
 Names are compared as ids of the Hugging Face Hub, case-insensitively. Owners are compared only if
-both names have an owner, because a folder's name has none. A suffix such as ``-bnb-4bit``, of a
-copy quantized for training, is ignored. Nothing else is ignored: sizes, releases and `-Instruct`
-distinguish models.
+both names have an owner, because the name of a folder has none. A suffix such as ``-bnb-4bit``,
+which marks a copy quantized for training, is ignored. All other parts of a name matter, because
+sizes, releases and `-Instruct` distinguish models.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 
 _UNSAFE = frozenset("\\'\"`$")
 MAX_NAME_CHARACTERS = 4096
-"""Longest path on Linux. The limit bounds the time of comparing each name with each alias."""
+"""Limit of a name's length: the longest path on Linux. It bounds the time for comparing names."""
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
-# Suffixes of quantized copies; of two with the same ending, the longer one comes first. Three are
-# left out on purpose: GGUF and MLX (PEFT does not train such models), `4bit` alone, and QAT (its
-# weights were trained separately).
+# Suffixes of quantized copies. If one suffix ends with another, the longer one comes first. Three
+# are left out on purpose: GGUF and MLX (PEFT does not train such models), `4bit` alone, and QAT
+# (such weights were trained separately).
 _QUANTIZATIONS = (
     *("unsloth-bnb-4bit", "bnb-4bit", "bnb-8bit", "bnb-nf4"),
     *("gptq-int4", "gptq-int8", "gptq", "awq-int4", "awq", "int4", "int8"),
@@ -27,8 +27,9 @@ _QUANTIZATIONS = (
 
 
 def model_id(name_or_path: str) -> tuple[str | None, str]:
-    """Return (owner, name) in lower case. For a path, the owner is None and the name is the last
-    component.
+    """Return (owner, name) in lower case.
+
+    For a path, the owner is None, and the name is the last component.
     """
     owner, name = _split(name_or_path)
     return (None if owner is None else owner.casefold()), name.casefold()
@@ -37,11 +38,11 @@ def model_id(name_or_path: str) -> tuple[str | None, str]:
 def _split(name_or_path: str) -> tuple[str | None, str]:
     """Return (owner, name) in the original spelling.
 
-    The path of a snapshot in the Hub's local cache ends in a commit hash. For such a path, the
-    repository's owner and name are returned.
+    The path of a snapshot in the Hub's local cache ends in a commit hash. For such a path, return
+    the owner and the name of the repository.
     """
-    # Split without a regular expression: an adapter's author chooses this text, and a long text
-    # could make the expression slow.
+    # Split without a regular expression: the author of an adapter chooses this text, and a long
+    # text could make the expression slow.
     parts = name_or_path.strip().replace("\\", "/").rstrip("/").rsplit("/", 3)
     if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
         owner, found, name = parts[-3].removeprefix("models--").rpartition("--")
@@ -52,8 +53,9 @@ def _split(name_or_path: str) -> tuple[str | None, str]:
 
 
 def split_quantization(name: str) -> tuple[str, str]:
-    """Return (name without a quantization suffix, that suffix). Without such a suffix, return
-    (name, "").
+    """Split a name into (name without a quantization suffix, suffix).
+
+    Without such a suffix, return (name, "").
     """
     folded = name.casefold()
     for suffix in _QUANTIZATIONS:
@@ -63,7 +65,7 @@ def split_quantization(name: str) -> tuple[str, str]:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Return True if both names, or paths, name one base model."""
+    """Return True if both names, or paths, belong to the same base model."""
     if max(len(one), len(other)) > MAX_NAME_CHARACTERS:
         return False
     (owner, name), (other_owner, other_name) = model_id(one), model_id(other)
@@ -73,9 +75,9 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
-    """Return the note for an adapter that was trained on a quantized copy of the base model.
+    """Return a note if an adapter was trained on a quantized copy of the base model.
 
-    Return None if `trained_on` has no quantization suffix, or if `names` contains it with that
+    Return None if `trained_on` has no quantization suffix, or if `names` contains the name with its
     suffix.
     """
     _, name = _split(trained_on)
@@ -89,9 +91,9 @@ def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
 
 
 def suggested_alias(name_or_path: str) -> str | None:
-    """Return the alias with which an operator can make `name_or_path` a name of the base model.
+    """Return an alias that would make `name_or_path` a name of the base model.
 
-    Return None if `name_or_path` yields no valid alias.
+    The operator can add the alias to the settings. Return None if there is no valid alias.
     """
     owner, name = _split(name_or_path)
     name = split_quantization(name)[0]
@@ -100,7 +102,7 @@ def suggested_alias(name_or_path: str) -> str | None:
 
 
 def alias_problem(alias: str) -> str | None:
-    """Return what is wrong with an alias, as the end of a sentence. Return None if it is valid."""
+    """Return the problem of an alias, as the end of a sentence. Return None if it is valid."""
     if not alias:
         return "must not be empty"
     if len(alias) > MAX_ALIAS_CHARACTERS:
@@ -110,18 +112,17 @@ def alias_problem(alias: str) -> str | None:
         return "must be NAME or OWNER/NAME, as the Hugging Face Hub has them"
     if parts[0] in (".", "..", "~"):
         return "must be NAME or OWNER/NAME, not a path: a folder's name is enough"
-    # Refuse shell metacharacters: operators paste this alias into a shell, and the adapter's author
-    # chose the text.
+    # Refuse shell metacharacters: operators may paste the alias into a shell, and the author of the
+    # adapter chose the text.
     if not _UNSAFE.isdisjoint(alias):
         return f"must be without {' '.join(sorted(_UNSAFE))}"
     return None
 
 
 def repeated_alias(aliases: Sequence[str]) -> int | None:
-    """Return the index of the first alias that repeats an earlier one. Return None if there is
-    none.
+    """Return the index of the first alias that repeats an earlier alias. Return None if none does.
 
-    Aliases that differ only in a quantization suffix are repetitions.
+    Aliases that differ only in a quantization suffix count as repetitions.
     """
     known: set[str] = set()
     for index, alias in enumerate(aliases):

@@ -1,5 +1,4 @@
-"""Reading of the chat template that transformers' `save_pretrained` writes into an adapter's
-folder.
+"""Reader of the chat template that transformers' `save_pretrained` writes into an adapter's folder.
 
 An adapter needs its own template if it was trained with another chat format than its base model.
 The template is part of an adapter version: the same weights with another template are another
@@ -23,24 +22,25 @@ from adapters.tokenizer_config import default_template, token_text
 _CONFIG = tokenizer_config.FILE
 FILE = "chat_template.jinja"
 # Limit of a template's length, because a record stores the templates of all versions. Templates of
-# today's models have up to 20 KB.
+# current models have up to 20 KB.
 MAX_CHARACTERS = 64 * 1024
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat template: its Jinja `source`, and `eos_token`, with which the template ends a turn.
+    """A chat template: its Jinja `source`, and `eos_token`, the text that ends a message in it.
 
-    `eos_token` is None if the folder names none.
+    `eos_token` is None if the folder does not state it.
     """
 
     source: str
     eos_token: str | None = None
 
     def digest(self, weights: str) -> str:
-        """Return the sha256 hex digest of a version with this template. `weights` is the digest of
-        the version's tensors.
+        """Return the sha256 hex digest of an adapter version with this template.
+
+        `weights` is the digest of the version's tensors.
         """
         text = json.dumps([weights, self.source, self.eos_token])
         return hashlib.sha256(f"chat template {text}".encode()).hexdigest()
@@ -48,8 +48,10 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class FoundTemplate:
-    """A template read from a folder. `added_tokens` has (id, text) of each token that the folder's
-    tokenizer added to the model's vocabulary.
+    """A template that was read from a folder.
+
+    `added_tokens` has (id, text) of each token that the folder's tokenizer adds to the model's
+    vocabulary.
     """
 
     template: ChatTemplate
@@ -57,9 +59,9 @@ class FoundTemplate:
 
 
 def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
-    """Return the template of a folder. Return None if the folder has none.
+    """Return the template in a folder. Return None if the folder has no template.
 
-    Every file must lie inside the folder `within` after resolving symbolic links. Raise a subclass
+    After resolving symbolic links, every file must lie inside the folder `within`. Raise a subclass
     of `AdapterError`.
     """
     config: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Reader of the config.json of TensorRT-LLM and Hugging Face folders. Its errors name the field."""
+"""Reader of config.json in TensorRT-LLM and Hugging Face folders. Its errors name the field."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """Error of a file or of one of its fields. `field` is "" if the complete file is invalid.
+    """A file or one of its fields is invalid. `field` is "" if the complete file is invalid.
 
-    `says` replaces the "found ...; allowed: ..." part of the message where it would not help.
+    `says` replaces the "found ...; allowed: ..." part of the message if it would not help.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ConfigError(ValueError):
 
 
 class ConfigMissing(ConfigError):
-    """Error of a file that is missing or cannot be read."""
+    """A file is missing or cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason, "a readable file", says=_why_missing(path, reason))
@@ -41,10 +41,10 @@ class ConfigMissing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object of the file, with typed access to its fields. A null field counts as absent.
+    """A JSON object in the file, with typed access to its fields. A null field counts as absent.
 
-    If a method takes several names, it uses the first field that is present. Methods raise
-    ConfigError for a value of another type.
+    A method with several names uses the first field that is present. Methods raise ConfigError for
+    a value of another type.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Section:
 
     @property
     def is_engine(self) -> bool:
-        """True if the file describes a TensorRT-LLM engine, not a Hugging Face model."""
+        """True if the file describes a TensorRT-LLM engine, False for a Hugging Face model."""
         return not self.values.keys().isdisjoint(
             ("pretrained_config", "build_config", "builder_config")
         )
@@ -74,7 +74,7 @@ class Section:
         return None
 
     def require_count(self, *names: str) -> int:
-        """Return a positive number; raise ConfigError if the field is absent."""
+        """Return a positive integer. Raise ConfigError if the field is absent."""
         value = self.count(*names, least=1)
         if value is None:
             raise self.build_error(names[0], "a positive integer")
@@ -91,9 +91,9 @@ class Section:
         return tuple(value)
 
     def flag(self, name: str) -> bool | None:
-        """Return a boolean field, None if it is absent.
+        """Return a boolean field; None if the field is absent.
 
-        The texts `enable` and `disable`, which trtllm-build writes, count as booleans too.
+        The texts `enable` and `disable`, which trtllm-build writes, are accepted as booleans.
         """
         value = self.values.get(name)
         if value in ("enable", "disable"):
@@ -127,8 +127,9 @@ def _why_missing(path: Path, reason: str) -> str:
 
 
 def read_config(folder: Path) -> Section:
-    """Read ``folder/config.json``. Raise ConfigMissing if it cannot be read, ConfigError if it is
-    no JSON object.
+    """Read ``folder/config.json``.
+
+    Raise ConfigMissing if the file cannot be read, ConfigError if it is not a JSON object.
     """
     path = folder / FILE
     try:

@@ -1,7 +1,7 @@
 """Conversion of PEFT tensors to TensorRT-LLM's `lora_weights`.
 
-Values are scaled and rounded to the engine's data type. Memory use is one buffer of the final size,
-plus one tensor at a time.
+Values are scaled, and rounded to the engine's data type. The memory use is one buffer of the final
+size, plus one tensor at a time.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from adapters.plan import LoraRow, plan
 
 Floats = npt.NDArray[np.float32]
 
-# Smallest magnitude that rounding to nearest makes infinite: the largest finite value plus half a
-# unit in the last place.
+# Smallest magnitude that rounding turns into infinity: the largest finite value plus half a unit in
+# the last place.
 _OVERFLOW = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp+127")}
 
 
 def convert(adapter: Adapter, base: BaseModel) -> Converted:
     """Convert an adapter for this base model, in the model's data type.
 
-    Raise a subclass of `AdapterError` if the adapter does not fit the model, has NaN or infinite
-    values, or if its file changed since it was validated.
+    Raise a subclass of `AdapterError` if the adapter does not fit the model, if it has NaN or
+    infinite values, or if its file has changed since it was validated.
     """
     rows = plan(adapter, base)
     try:
@@ -53,9 +53,10 @@ def convert(adapter: Adapter, base: BaseModel) -> Converted:
 def pack(
     rows: Sequence[LoraRow], base: BaseModel, load: Callable[[str], Floats], file: str = WEIGHTS
 ) -> Converted:
-    """Return an adapter with the planned rows. Their layout must be that for `base`.
+    """Return an adapter that consists of the planned rows.
 
     Args:
+        rows: the rows, laid out for `base`.
         load: returns a tensor by name, as a 2-D float32 array.
         file: the file's name for errors.
 
@@ -85,8 +86,9 @@ def pack(
 
 
 def to_float32(raw: npt.NDArray[Any], bfloat16: bool) -> Floats:
-    """Convert float16, float32 or bfloat16 values to float32, without loss. bfloat16 values are
-    passed as their bits, in uint16.
+    """Convert float16, float32 or bfloat16 values to float32, without loss.
+
+    bfloat16 values are passed as their bits, in uint16.
     """
     if bfloat16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
@@ -103,7 +105,7 @@ def _load(file: BinaryIO, name: str, tensor: TensorInfo) -> Floats:
 
 
 def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
-    # Two passes (max and min) find NaN and infinities, because max() and min() propagate NaN.
+    # Use max and min, which propagate NaN: two passes then find NaN and infinities.
     peak = float(np.maximum(values.max(), -values.min())) if values.size else 0.0
     if not np.isfinite(peak):
         raise NotFinite(file, name, peak, "finite values, also when scaled")
@@ -112,8 +114,9 @@ def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
 
 
 def _round_to_dtype(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
-    """Round values to `dtype`, to nearest, ties to even. bfloat16 results are returned as their
-    bits, in uint16.
+    """Round values to `dtype`, to nearest, ties to even.
+
+    bfloat16 values are returned as their bits, in uint16.
     """
     if dtype == "float16":
         return values.astype(np.float16)

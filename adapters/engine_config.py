@@ -19,14 +19,14 @@ _OFF = (None, False, "", "disable", "false")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Configuration of an engine, with TensorRT-LLM's field names. A field that the file does not
-    state is None.
+    """Configuration of an engine, with TensorRT-LLM's field names.
 
-    Lengths are in tokens. Sizes are of the complete model, before any tensor parallel split.
-    `max_seq_len` limits prompt plus output; before v0.11, it is the sum of the limits of each.
-    `lora_plugin` is a dtype or `auto`, and None for an engine without LoRA. `quant_algo` and
-    `kv_cache_quant_algo` are names such as FP8 or INT8. `qwen_type` distinguishes the generations
-    of Qwen, which share an architecture. `raw_config` is the file's JSON object.
+    A field that the file does not state is None. Lengths are in tokens. Sizes are of the complete
+    model, before any tensor parallel split. `max_seq_len` limits prompt plus output; before v0.11,
+    it is the sum of both limits. `lora_plugin` is a dtype or `auto`, and None for an engine without
+    LoRA. `quant_algo` and `kv_cache_quant_algo` are names such as FP8 or INT8. `qwen_type`
+    distinguishes the generations of Qwen, which have the same architecture. `raw_config` is the
+    file's JSON object.
     """
 
     version: str | None = None
@@ -68,22 +68,23 @@ class EngineConfig:
 
     @property
     def lora_dtype(self) -> str | None:
-        """Data type that `lora_weights` must have; None without LoRA or if the file does not state
-        it.
+        """Data type that `lora_weights` must have.
+
+        None for an engine without LoRA, or if the file does not state the type.
         """
         return self.dtype if self.lora_plugin == "auto" else self.lora_plugin
 
     @property
     def lora_tp_size(self) -> int | None:
-        """Tensor parallel size that `lora_weights` must be laid out for; None if `lora_dtype` is
-        None.
+        """Tensor parallel size for which `lora_weights` must be laid out.
+
+        None if `lora_dtype` is None.
         """
         return None if self.lora_dtype is None else self.tp_size or 1
 
     @property
     def can_reuse_kv_cache(self) -> bool | None:
-        """True if the engine can reuse the KV cache and process a prompt in chunks; None if
-        unknown.
+        """True if the engine can reuse the KV cache and split prompts into chunks; None if unknown.
 
         Both need attention kernels that read paged KV cache blocks.
         """
@@ -93,15 +94,17 @@ class EngineConfig:
 
 
 def read_engine_config(folder: Path) -> EngineConfig:
-    """Read the engine's ``folder/config.json``, written by any supported release. Raise
-    ConfigError.
+    """Read the engine's ``folder/config.json``, written by any supported release.
+
+    Raise ConfigError.
     """
     return engine_config(read_config(folder))
 
 
 def engine_config(top: Section) -> EngineConfig:
-    """Return the engine configuration in a parsed file. Raise ConfigError if the file does not
-    describe an engine.
+    """Return the engine configuration in a parsed file.
+
+    Raise ConfigError if the file does not describe an engine.
     """
     if top.is_engine:
         return _read_builder(top) if "builder_config" in top.values else _read_unified(top)
@@ -119,8 +122,9 @@ def engine_config(top: Section) -> EngineConfig:
 
 
 def is_trtllm_checkpoint(top: Section) -> bool:
-    """Return True if the file is from the output of convert_checkpoint.py, from which an engine has
-    yet to be built.
+    """Return True if the file is from a checkpoint, the output of convert_checkpoint.py.
+
+    An engine is built from a checkpoint; a checkpoint itself cannot be served.
     """
     return (
         not top.is_engine
@@ -130,7 +134,7 @@ def is_trtllm_checkpoint(top: Section) -> bool:
 
 
 def _read_unified(top: Section) -> EngineConfig:
-    """Read the format of v0.8 and later."""
+    """Read the format of TensorRT-LLM v0.8 and later."""
     model, build = top.section("pretrained_config"), top.section("build_config")
     plugins, lora = build.section("plugin_config"), build.section("lora_config")
     mapping, quantization = model.section("mapping"), model.section("quantization")
@@ -169,7 +173,7 @@ def _read_unified(top: Section) -> EngineConfig:
 
 
 def _read_builder(top: Section) -> EngineConfig:
-    """Read the format of v0.5 to v0.7."""
+    """Read the format of TensorRT-LLM v0.5 to v0.7."""
     build, plugins = top.section("builder_config"), top.section("plugin_config")
     tensor = build.count("tensor_parallel")
     pipeline = build.count("pipeline_parallel")
@@ -198,7 +202,7 @@ def _read_builder(top: Section) -> EngineConfig:
 
 
 def _limits(build: Section) -> dict[str, Any]:
-    """Return the limits that have the same names in both formats."""
+    """Return the limits whose names are the same in both formats."""
     prompt, output = build.count("max_input_len"), build.count("max_output_len")
     both = None if prompt is None or output is None else prompt + output
     return {
@@ -230,7 +234,7 @@ def _plugin(plugins: Section, name: str) -> str | None:
 
 def _is_paged(build: Section) -> bool | None:
     kind = build.text("kv_cache_type")
-    # Some releases write the enum's name in front: KVCacheType.PAGED.
+    # Compare only the last part: some releases write the enum's name in front (KVCacheType.PAGED).
     return None if kind is None else kind.upper().rpartition(".")[2] == "PAGED"
 
 

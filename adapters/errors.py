@@ -1,8 +1,8 @@
-"""Errors of adapters that were refused, and of the store of converted adapters.
+"""Errors for refused adapters, and errors of the store of converted adapters.
 
 Every `AdapterError` has four attributes: the file, the field in it, the value found and the values
-allowed. `code` is a stable identifier for programs; the message is for people. The argument `says`
-replaces the "found ...; allowed: ..." part of the message where it would not help.
+allowed. `code` is a stable identifier for programs. The message is for people. The argument `says`
+replaces the "found ...; allowed: ..." part of the message if it would not help.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ _SHOWN = 200
 
 
 def _short(value: object) -> str:
-    """Return a value as one short printable line, because an adapter's author may have chosen the
-    text.
+    """Return a value as one short printable line.
+
+    The author of an adapter may have chosen the text, so it is not trusted.
     """
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _SHOWN:
@@ -27,7 +28,7 @@ def _short(value: object) -> str:
 
 
 class AdapterError(Exception):
-    """An adapter, a name or an engine does not fit. The operator can act on the message."""
+    """An adapter, a name or an engine does not fit. The message says what the operator can do."""
 
     code: ClassVar[str] = "adapter_refused"
 
@@ -57,7 +58,7 @@ class MissingFile(AdapterError):
 
 
 class PickleRefused(AdapterError):
-    """Weights exist only as a pickle, which runs code when it is read."""
+    """The weights exist only as a pickle. Reading a pickle runs code."""
 
     code = "adapter_pickle_refused"
 
@@ -81,25 +82,28 @@ class PathEscape(AdapterError):
 
 
 class UnsupportedFeature(AdapterError):
-    """The adapter uses something that TensorRT-LLM's LoRA tensors cannot express."""
+    """The adapter uses a feature that TensorRT-LLM's LoRA tensors cannot represent."""
 
     code = "adapter_feature_unsupported"
 
 
 class UnsupportedModule(AdapterError):
-    """A module that the engine was not built for, or that has no LoRA module id."""
+    """The adapter changes a module that the engine was not built for, or that has no LoRA id."""
 
     code = "adapter_module_unsupported"
 
 
 class IncompleteAdapter(AdapterError):
-    """A `lora_A` tensor lacks its `lora_B` or the reverse, or there are no LoRA tensors at all."""
+    """A `lora_A` tensor has no `lora_B`, or the reverse, or there are no LoRA tensors at all."""
 
     code = "adapter_incomplete"
 
 
 class InvalidRank(AdapterError):
-    """The rank exceeds the engine's maximum, or A and B, or experts of a layer, differ in rank."""
+    """The rank exceeds the engine's maximum, or tensors that must have the same rank differ.
+
+    These are A and B of a module, and the experts of a layer.
+    """
 
     code = "adapter_rank_invalid"
 
@@ -123,7 +127,7 @@ class NotFinite(AdapterError):
 
 
 class BaseMismatch(AdapterError):
-    """The adapter was made for another base model than the one served."""
+    """The adapter was made for another base model than the model that is served."""
 
     code = "adapter_base_mismatch"
 
@@ -133,18 +137,18 @@ class BaseMismatch(AdapterError):
         self._facts = (file, field, name, allowed)
 
     def with_reason(self, why: str) -> BaseMismatch:
-        """Return the same refusal with the reason `why` appended."""
+        """Return an equal error with the reason `why` added."""
         return BaseMismatch(*self._facts, why)
 
 
 class UnsupportedEngine(AdapterError):
-    """The base model's configuration cannot be read, or the engine takes no LoRA adapters."""
+    """The base model's configuration cannot be read, or the engine does not support LoRA."""
 
     code = "engine_takes_no_lora"
 
 
 class InvalidName(AdapterError):
-    """The name is malformed, or another model of this gateway has it."""
+    """The name is malformed, or another model of this gateway has the name."""
 
     code = "adapter_name_invalid"
 
@@ -168,34 +172,32 @@ class InvalidSource(AdapterError):
 
 
 class SourceNotAllowed(AdapterError):
-    """The gateway is not allowed to read from this source, or from the address to which the source
-    redirects.
-    """
+    """The gateway must not read from this source, or from the address it redirects to."""
 
     code = "adapter_source_not_allowed"
 
 
 class SourceUnavailable(AdapterError):
-    """The source does not respond, refuses or is too slow. Retrying later can help."""
+    """The source does not respond, refuses, or is too slow. A later attempt may succeed."""
 
     code = "adapter_source_unavailable"
 
 
 class SourceUnsupported(AdapterError):
-    """The package that reads this kind of source is not installed."""
+    """The package that is needed for this type of source is not installed."""
 
     code = "adapter_source_unsupported"
 
 
 class StoreError(Exception):
-    """The store of converted adapters failed; the request is valid."""
+    """The store of converted adapters failed. The request itself is valid."""
 
     code: ClassVar[str] = "adapter_store_error"
 
 
 @contextmanager
 def store_errors(folder: str) -> Iterator[None]:
-    """Convert an `OSError` raised in the context to a `StoreError` that names the folder."""
+    """Convert an `OSError` in the context to a `StoreError` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -203,17 +205,20 @@ def store_errors(folder: str) -> Iterator[None]:
 
 
 class StoreUnavailable(StoreError):
-    """A storage tier does not respond. The store recovers by itself: retrying later can help."""
+    """A storage tier does not respond.
+
+    The store recovers by itself: a later attempt may succeed.
+    """
 
     code = "adapter_store_unavailable"
 
 
 class WritesRefused(StoreError):
-    """Redis responds but refuses writes now; its memory may be full."""
+    """Redis responds but refuses writes now. Its memory may be full."""
 
 
 class ChangeUnknown(StoreError):
-    """Redis did not confirm the change of a name, and the disk refused it."""
+    """Redis did not confirm the change of an adapter name, and the disk refused it."""
 
     code = "adapter_change_unknown"
 
@@ -225,7 +230,7 @@ class ChangeUnknown(StoreError):
 
 
 class VersionUnavailable(StoreError):
-    """No tier holds an intact copy of this version."""
+    """No storage tier has an intact copy of this version."""
 
     code = "adapter_version_unavailable"
 

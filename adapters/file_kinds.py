@@ -1,7 +1,7 @@
-"""Detection of files that are not what their names suggest, by their first bytes.
+"""Detection, by the first bytes, of files that are not what their names suggest.
 
-Models and adapters are downloads, and some files turn out to be something else: the pointer that
-Git leaves where Git LFS is not installed, a pickle, a file of llama.cpp.
+Models and adapters are downloaded, and some of the files are something else: a pointer that Git
+writes if Git LFS is not installed, a pickle, or a file of llama.cpp.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _PICKLE_PROTOCOLS = b"\x02\x03\x04\x05"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A file format that is often found in place of another. `name` has an article; `fix` is advice
-    to the operator.
+    """A file format that is often found in place of the expected format.
+
+    `name` begins with an article. `fix` is advice to the operator.
     """
 
     name: str
@@ -28,7 +29,7 @@ class FileKind:
 
     @property
     def words(self) -> str:
-        """Message "is <name>; <fix>", to be appended to the file's name."""
+        """Message "is <name>; <fix>", to be written after the file's name."""
         return f"is {self.name}; {self.fix}"
 
 
@@ -51,16 +52,17 @@ WEB_PAGE = FileKind(
 
 
 def kind_of(head: bytes) -> FileKind | None:
-    """Return the kind of the file that begins with the bytes `head`. Return None if it is none of
-    the known kinds.
+    """Return the format of a file that begins with the bytes `head`.
+
+    Return None if it is none of the known formats.
     """
     if head.startswith(_LFS):
         return LFS_POINTER
     if head.startswith(b"GGUF"):
         return GGUF
-    if head.startswith(b"PK\x03\x04"):  # torch.save writes a zip archive with a pickle in it
+    if head.startswith(b"PK\x03\x04"):  # torch.save writes a zip archive that contains a pickle
         return PICKLE
-    # A safetensors file may begin with these two bytes as well, but its header's `{` is at byte 8.
+    # Check byte 8, too: a safetensors file may begin with these two bytes, but then has `{` there.
     if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and head[8:9] != b"{":
         return PICKLE
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -69,8 +71,8 @@ def kind_of(head: bytes) -> FileKind | None:
 
 
 def kind_of_file(path: Path) -> FileKind | None:
-    """Return the kind of a file. Return None if it is none of the known kinds, or is unreadable."""
-    if not path.is_file():  # opening a pipe would wait for its other end
+    """Return the format of a file. Return None if it is unknown, or the file cannot be read."""
+    if not path.is_file():  # do not open a pipe: the call would wait for the other end
         return None
     try:
         with path.open("rb") as file:
@@ -80,7 +82,7 @@ def kind_of_file(path: Path) -> FileKind | None:
 
 
 def find_gguf(folder: Path) -> str | None:
-    """Return the name of a GGUF file in a folder; None if the folder has none."""
+    """Return the name of a GGUF file in a folder; None if there is none."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]
@@ -90,8 +92,9 @@ def find_gguf(folder: Path) -> str | None:
 
 
 def describe_gguf(folder: Path, lead: str) -> str:
-    """Return the message "<lead><name of a GGUF file> is ...; <what to do>". Return "" if the
-    folder has no GGUF file.
+    """Return the message "<lead><name of a GGUF file> is ...; <what to do>".
+
+    Return "" if the folder has no GGUF file.
     """
     name = find_gguf(folder)
     return "" if name is None else f"{lead}{name} {GGUF.words}"

@@ -1,10 +1,12 @@
-"""Parsing of tensor names in an adapter's weights file into the LoRA module and the side, A or B.
+"""Parser of tensor names in an adapter's weights file.
 
-PEFT saves ``base_model.model.PATH.lora_A.weight``. Other savers omit the prefix, append the
-adapter's name to `lora_A`, or retain wrappers used in training. TensorRT-LLM's converter accepts
-all of these, because it searches for ``.layers.N.`` only. This module accepts them too, but refuses
-an unknown prefix before the layers. The layers may then be those of a vision or audio encoder, not
-those of the text model.
+It finds the LoRA module and the side, A or B.
+
+PEFT saves ``base_model.model.PATH.lora_A.weight``. Other programs omit the prefix, append the
+adapter's name to `lora_A`, or leave wrappers of the training in the path. TensorRT-LLM's converter
+accepts all of these, because it searches only for ``.layers.N.``. This module accepts them, too,
+but it refuses an unknown prefix before the layers: the layers may then belong to a vision or audio
+encoder, and not to the text model.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _SIDES = ("lora_A", "lora_B")
 _PEFT_PREFIX = ["base_model", "model"]
 # Path parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing insert.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-# Path parts allowed before the layer list, in addition to those of the model family: PEFT's prefix,
-# and the name of the text model in a multimodal model.
+# Path parts that are allowed before the layer list, in addition to the model family's: PEFT's
+# prefix, and the name of the text model in a multimodal model.
 _ROOTS = frozenset(["base_model", "model", "language_model"])
 _OTHER_TOWERS = frozenset(
     [
@@ -50,9 +52,9 @@ class LoraKey:
     """A parsed tensor name.
 
     `path` is the module's path as in `adapters.modules`, `location` its position in the model.
-    `side` is A or B, and `adapter` the name of the adapter in the tensor name, or "". `spellings`
-    are the paths against which keys of `rank_pattern` are matched: for names in PEFT's own form the
-    path that PEFT uses, otherwise all possible ones.
+    `side` is A or B. `adapter` is the adapter's name in the tensor name, or "". `spellings` are the
+    paths that the keys of `rank_pattern` are compared with. For a name in PEFT's own format this is
+    the path that PEFT uses; for other names it is every possible path.
     """
 
     path: str
@@ -64,8 +66,10 @@ class LoraKey:
 
 @dataclass(slots=True)
 class LoraModule:
-    """A LoRA module. `keys` has its tensor names by side, `spellings` the `LoraKey.spellings` of
-    both tensors.
+    """A LoRA module of an adapter.
+
+    `keys` has the names of its tensors, by side. `spellings` has the `LoraKey.spellings` of both
+    tensors.
     """
 
     location: ModuleLocation
@@ -74,17 +78,17 @@ class LoraModule:
 
 
 def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
-    """Return the modules of these tensors, by `LoraKey.path`.
+    """Return the modules that these tensors belong to, by `LoraKey.path`.
 
     The function raises at the first name that is invalid for the model.
 
     Raises:
-        LayerOutOfRange: a layer or an expert that the model does not have.
-        UnsupportedEngine: a model of an unknown architecture.
-        UnsupportedFeature: a name of another form, or tensors of two adapters.
-        UnsupportedModule: a module that is not in the model's layers.
-        CorruptFile: two names of one tensor.
-        TooLarge: a name that is too long.
+        LayerOutOfRange: the model does not have the layer or the expert.
+        UnsupportedEngine: the model's architecture is unknown.
+        UnsupportedFeature: the name has another format, or tensors belong to two adapters.
+        UnsupportedModule: the module is not in the model's layers.
+        CorruptFile: one tensor has two names.
+        TooLarge: a name is too long.
     """
     layout = family(base)
     modules: dict[str, LoraModule] = {}
@@ -117,7 +121,7 @@ def _check_range(key: LoraKey, base: BaseModel) -> None:
 
 
 def read_key(key: str, layout: Family) -> LoraKey:
-    """Parse one tensor's name. Raise the errors of `read_modules`."""
+    """Parse the name of one tensor. Raise the same errors as `read_modules`."""
     if len(key) > MAX_KEY_CHARACTERS:
         found = f"{key[:80]}... of {len(key)} characters"
         raise TooLarge(WEIGHTS, "tensor", found, f"a name of up to {MAX_KEY_CHARACTERS}")
@@ -138,7 +142,7 @@ def read_key(key: str, layout: Family) -> LoraKey:
 
 
 def _layers_start(module: list[str], layout: Family, key: str) -> int:
-    """Return the index of the layer list (such as `layers`) in the path of a module."""
+    """Return the index of the layer list (such as `layers`) in a module's path."""
     *root, layers = layout.layers.split(".")
     start = next(
         (
@@ -168,11 +172,11 @@ def _unknown(module: str, layout: Family) -> UnsupportedModule:
 
 
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
-    """Return the paths that keys of `rank_pattern` may mean for the module with the path `raw`.
+    """Return all paths that keys of `rank_pattern` may use for the module with the path `raw`.
 
-    A name in PEFT's form contains exactly the path that PEFT matches with the keys. For any other
-    name, prefixes and wrappers were removed (`bare`), and it is unknown whether these existed when
-    the keys were written.
+    A name in PEFT's format contains exactly the path that PEFT compares with the keys. From any
+    other name, prefixes and wrappers were removed to get `bare`. It is unknown whether they existed
+    when the keys were written, so all combinations are returned.
     """
     start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
     given = raw[start + 2 :]

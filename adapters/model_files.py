@@ -1,4 +1,4 @@
-"""Checks of a model's folder: files that are missing, truncated or of another kind."""
+"""Checks of a model's folder: missing files, truncated files, and files of another format."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that cannot be used. `found` names the file and the problem; `fix` is advice to the
-    operator.
+    """A file that cannot be used.
+
+    `found` has the file's name and the problem. `fix` is advice to the operator.
     """
 
     found: str
@@ -36,19 +37,20 @@ class FileProblem:
 
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each tokenizer file whose content is something else (see
-    `adapters.file_kinds`).
+    """Return a problem for each tokenizer file that is of another format.
+
+    See `adapters.file_kinds`.
     """
     return _foreign_problems(folder, _TOKENIZER_FILES)
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model's folder, sorted by name."""
+    """Return the safetensors files in a model's folder, sorted by name."""
     return sorted(folder.glob(_WEIGHTS))
 
 
 def weight_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each reason why the weights of a folder cannot be loaded."""
+    """Return all problems because of which the weights in a folder cannot be loaded."""
     found = [path.name for path in find_weights(folder)]
     if (folder / INDEX).exists():
         if problems := _foreign_problems(folder, (INDEX, *found)):
@@ -70,8 +72,8 @@ def weight_problems(folder: Path) -> list[FileProblem]:
 def is_incomplete(folder: Path) -> bool:
     """Return True if the folder has weights that cannot be loaded as they are.
 
-    Return False for a folder without any weights, which has yet to be downloaded, and for pickled
-    weights, which TensorRT-LLM's own tools read.
+    Return False for a folder without weights, because they may be downloaded later. Return False
+    for pickled weights, because TensorRT-LLM's own tools can read them.
     """
     has_some = bool(find_weights(folder)) or find_gguf(folder) is not None
     has_pickles = any(folder.glob(_PICKLES))
@@ -79,8 +81,9 @@ def is_incomplete(folder: Path) -> bool:
 
 
 def _read_shard_names(index: Path) -> list[str]:
-    """Return the names of the weight files in an index, sorted. Raise ValueError if the index is
-    invalid.
+    """Return the names of the weight files in an index, sorted.
+
+    Raise ValueError if the index is invalid.
     """
     with index.open("rb") as file:
         raw = file.read(_MAX_INDEX_BYTES + 1)
@@ -97,9 +100,10 @@ def _read_shard_names(index: Path) -> list[str]:
 
 
 def _expected_size_if_truncated(path: Path) -> int | None:
-    """Return the size in bytes that the header of a truncated safetensors file implies.
+    """Return the size in bytes that a truncated safetensors file should have by its header.
 
-    Return None if the file is not truncated, or if its header is invalid: the loader reports that.
+    Return None if the file is not truncated. Also return None for an invalid header, because the
+    loader reports it.
     """
     try:
         size = path.stat().st_size

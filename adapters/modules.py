@@ -1,8 +1,8 @@
 """Mapping of PEFT modules to TensorRT-LLM's LoRA modules, and the sizes of LoRA modules.
 
-Sources: `hf_modules_to_trtllm_modules` of examples/hf_lora_convert.py, `lora_manager.py` and the
-models' own `trtllm_modules_to_hf_modules` for the names; `LoraModule::createLoraModules`
-(cpp/tensorrt_llm/runtime/loraModule.cpp) for the sizes. TensorRT-LLM v0.17.
+Sources, in TensorRT-LLM v0.17: for the names, `hf_modules_to_trtllm_modules` of
+examples/hf_lora_convert.py, `lora_manager.py`, and `trtllm_modules_to_hf_modules` of the models;
+for the sizes, `LoraModule::createLoraModules` (cpp/tensorrt_llm/runtime/loraModule.cpp).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from adapters.base_model import BaseModel
 from adapters.errors import UnsupportedEngine
 
 Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
-# A number without leading zeros: otherwise, one layer could have several names.
+# Pattern of a number without leading zeros: with them, one layer could have several names.
 _NUMBER = "(?:0|[1-9][0-9]{0,5})"
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the Hugging Face model, and the LoRA module to which it is converted.
+    """A linear layer of the Hugging Face model, and the LoRA module that it is converted to.
 
-    If the engine was built without the LoRA module of a fused projection, the projection is split
-    into the modules `parts`. Their order is that of their rows in the output.
+    If the projection is fused and the engine was built without its LoRA module, it is split into
+    the modules `parts`. They are in the order of their rows in the output.
     """
 
     module: str
@@ -46,15 +46,15 @@ class ModuleLocation(NamedTuple):
 class Family:
     """Model family: models whose transformer layers have the same module names.
 
-    `layers` is the path of the layer list; keys of `projections` are paths inside one layer, with
-    ``*`` for the number of an expert.
+    `layers` is the path of the list of layers. Keys of `projections` are paths within one layer,
+    with ``*`` for an expert's number.
     """
 
     layers: str
     projections: Mapping[str, Projection]
 
     def locate(self, module_path: str) -> ModuleLocation | None:
-        """Return the location of a module; None if the family does not have it."""
+        """Return the location of a module; None if the family does not have the module."""
         found = re.fullmatch(rf"{re.escape(self.layers)}\.({_NUMBER})\.(.+)", module_path)
         if found is None:
             return None
@@ -73,7 +73,7 @@ _ATTENTION = {
     "self_attn.v_proj": Projection("attn_v"),
     "self_attn.o_proj": Projection("attn_dense"),
 }
-# gate_proj is mlp_h_to_4h and up_proj is mlp_gate, the reverse of what the names suggest.
+# Map gate_proj to mlp_h_to_4h and up_proj to mlp_gate, the reverse of what the names suggest.
 # TensorRT-LLM's GatedMLP calls the half with the activation `fc` (h_to_4h), and the other half
 # `gate`.
 LLAMA = Family(
@@ -104,9 +104,9 @@ PHI3 = Family(
         "mlp.down_proj": Projection("mlp_4h_to_h"),
     },
 )
-# GPT-2's linear layers are Conv1D, whose weight is [in, out]. PEFT's A is [r, in] and B is [out, r]
-# nevertheless (`fan_in_fan_out` transposes only the merged delta). So A and B are not transposed
-# here.
+# Do not transpose A and B of GPT-2's linear layers. The layers are Conv1D, whose weight is [in,
+# out], but PEFT's A is [r, in] and B is [out, r]: `fan_in_fan_out` transposes only the merged
+# delta.
 GPT = Family(
     "transformer.h",
     {
@@ -117,8 +117,8 @@ GPT = Family(
     },
 )
 
-# Families by architecture, as named in the engine's pretrained_config or in the Hugging Face
-# configuration.
+# Families by architecture. The names are from the engine's pretrained_config or from the Hugging
+# Face configuration.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "LLaMAForCausalLM": LLAMA,
@@ -140,8 +140,8 @@ FAMILIES: Mapping[str, Family] = {
 
 def family(base: BaseModel) -> Family:
     """Return the family of a base model. Raise `UnsupportedEngine` for an unknown architecture."""
-    # A Llama model with experts is Mixtral: Mixtral engines are built with TensorRT-LLM's Llama
-    # class.
+    # Treat a Llama model with experts as Mixtral: Mixtral engines are built with TensorRT-LLM's
+    # Llama class.
     if base.num_experts and base.architecture in ("LlamaForCausalLM", "LLaMAForCausalLM"):
         return MIXTRAL
     found = FAMILIES.get(base.architecture)
@@ -153,10 +153,10 @@ def family(base: BaseModel) -> Family:
 
 
 def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
-    """Return the sizes (in, out) that the TensorRT-LLM runtime assumes for a LoRA module, before
-    any tensor parallel split.
+    """Return the sizes (in, out) of a LoRA module in the TensorRT-LLM runtime.
 
-    A row with rank r has r * (in + out) values.
+    The sizes are those before any tensor parallel split. A row with rank r has r * (in + out)
+    values.
     """
     hidden, mlp, experts = base.hidden_size, base.intermediate_size, base.num_experts
     q = base.num_attention_heads * base.head_size

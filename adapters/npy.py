@@ -1,9 +1,9 @@
 """Reader and writer of the files of TensorRT-LLM's hf_lora_convert.py.
 
 The files are ``model.lora_weights.npy`` and ``model.lora_config.npy`` (older:
-``model.lora_keys.npy``). The files contain no shapes of the base model. An import therefore checks
-that the longest row has the width expected for this base model, and that shorter rows are padded
-with zeros.
+``model.lora_keys.npy``). They do not contain the shapes of the base model. An import therefore
+checks two things: the longest row has the expected width for this base model, and shorter rows are
+padded with zeros.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from adapters.peft import MAX_ADAPTER_BYTES, resolve_file
 from adapters.plan import LoraRow, RowPiece, check_runtime, complete
 from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 
-# numpy has no bfloat16, so the converter's files store bfloat16 values as 2-byte void.
+# Data type of bfloat16 values in the converter's files: 2-byte void, because numpy has no bfloat16.
 _BFLOAT16 = np.dtype("V2")
 _DTYPES = (np.dtype("<f2"), np.dtype("<f4"), _BFLOAT16, np.dtype("<i4"))
-# Limit of the header in bytes; the converter's headers have 118. A hostile header of this size
-# takes milliseconds to parse.
+# Limit of the header in bytes. The converter's headers have 118 bytes. A malicious header of this
+# size takes milliseconds to parse.
 _MAX_HEADER = 10_000
-_NPY: Any = _format  # typed as Any: the module's functions have no annotations
+_NPY: Any = _format  # Any, because the module's functions have no annotations
 _HEADERS: Mapping[tuple[int, int], Any] = {
     (1, 0): _NPY.read_array_header_1_0,
     (2, 0): _NPY.read_array_header_2_0,
@@ -59,10 +59,9 @@ def read(
     within: Path | None = None,
     max_bytes: int = MAX_ADAPTER_BYTES,
 ) -> Converted:
-    """Read the adapter in `folder` and return it in the base model's data type. Other types are
-    rounded.
+    """Read the adapter in `folder`. Return it in the base model's data type, rounded if necessary.
 
-    The returned rows are in the order of `adapters.plan`. B must contain the scaling already, as
+    The returned rows are in the order of `adapters.plan`. B must already contain the scaling, as
     the converter writes it. Fused layers must be laid out for the base model's `tp_size`, which
     cannot be verified from the files. Arguments and errors are those of `adapters.peft.read`.
     """
@@ -91,7 +90,7 @@ def read(
 
 
 def write(converted: Converted, folder: Path) -> None:
-    """Write an adapter as the converter's two files (bfloat16 as 2-byte void)."""
+    """Write an adapter as the converter's two files, with bfloat16 as 2-byte void."""
     shape = (1, converted.rows, converted.width)
     storage: Any = "<f2" if converted.dtype == "float16" else _BFLOAT16
     np.save(folder / WEIGHTS, np.frombuffer(converted.weights, storage).reshape(shape))
@@ -111,19 +110,19 @@ def _open(folder: Path, name: str, within: Path | None, limit: int) -> npt.NDArr
 
 
 def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
-    """Return the array of an .npy file (format 1.0 and 2.0), as a view of `raw`.
+    """Return the array in an .npy file (format 1.0 or 2.0), as a view of `raw`.
 
     Pickles are refused.
     """
-    # Pass at most `_MAX_HEADER` bytes to numpy, which reads a header of any stated length before it
-    # checks its limit.
+    # Pass at most `_MAX_HEADER` bytes to numpy: before it checks its limit, it reads a header of
+    # any length that the file states.
     if (kind := kind_of(raw[:HEAD_BYTES])) is not None:
         raise CorruptFile(name, "header", kind.name, ".npy", says=kind.words)
     file = io.BytesIO(raw[:_MAX_HEADER])
     try:
         read_header = _HEADERS[_NPY.read_magic(file)]
         shape, fortran_order, dtype = read_header(file, max_header_size=_MAX_HEADER)
-    # Catch all exceptions: Python's parser and numpy's dtypes can raise any type for hostile text.
+    # Catch all exceptions: for a malicious file, Python's parser and numpy can raise any type.
     except Exception as error:
         raise CorruptFile(name, "header", raw[:80], "that of an .npy file, 1.0 or 2.0") from error
     if dtype not in _DTYPES:
@@ -140,9 +139,9 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
 
 
 def _config(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Check the configuration and return it as int32 [rows, 3].
+    """Check the configuration, and return it as int32 [rows, 3].
 
-    Newer releases of TensorRT-LLM append a column with a DoRA flag. Only 0 is accepted there.
+    Newer releases of TensorRT-LLM append a column with a DoRA flag, which must be 0 here.
     """
     if array.dtype != np.int32:
         raise UnsupportedFeature(name, "dtype", str(array.dtype), "int32")

@@ -1,7 +1,6 @@
 """File names that TensorRT-LLM's hf_lora_convert.py uses.
 
-This module is separate from `adapters.npy`, so that checking whether the files exist does not
-import numpy.
+This module is separate from `adapters.npy`: checking whether the files exist does not import numpy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Keys of `rank_pattern` and `alpha_pattern`, which select modules of an adapter.
 
-PEFT treats a key as a regular expression for the end of a module's path (`get_pattern_key`). The
-adapter's author is not trusted, and some expressions make Python's matcher run practically forever.
-So keys are matched by Rust's `regex`, which pydantic includes. Its time is bounded by the lengths
-of text and expression. For all expressions that `_LANGUAGE` accepts, both matchers agree. Other
-expressions (look-around, back-references, flags) are refused.
+PEFT uses a key as a regular expression for the end of a module's path (`get_pattern_key`). The
+author of an adapter is not trusted, and some expressions make Python's matcher run practically
+forever. Therefore Rust's `regex`, which pydantic includes, matches the keys: its time is bounded by
+the lengths of text and expression. Both matchers agree for all expressions that `_LANGUAGE`
+accepts. Other expressions (look-around, back-references, flags) are refused.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ MAX_PATTERN = 256
 
 _ATOM = r"[A-Za-z0-9_.-]|\\[.dw-]|\[\^?(?:[A-Za-z0-9_.](?:-[A-Za-z0-9])?|\\[.dw-])+\]"
 _REPEAT = r"[*+?]\??|(?<!\))\{[0-9]{1,2}(?:,[0-9]{0,2})?\}\??"
-# Matching this expression takes linear time: no two alternatives start with the same character, and
-# no token starts with a repeat.
+# Syntax of an allowed key. Matching this expression takes linear time: no two alternatives start
+# with the same character, and no token starts with a repeat.
 _LANGUAGE = re.compile(rf"(?:\((?:\?:|(?!\?))|[|^$]|\\b|(?:{_ATOM}|\))(?:{_REPEAT})?)*")
 ALLOWED = (
     f"up to {MAX_PATTERN} characters of names, . | ( ) (?: ) ^ $ \\. \\d \\w \\b, classes such as "
     "[a-z0-9], and * + ? {n,m}, the last with numbers below 100 and not behind a group"
 )
-# Replace \d and \w by ASCII classes: module paths are ASCII, and Rust compiles \d and \w to large
-# Unicode tables.
+# Replacements of \d and \w by ASCII classes. Module paths are ASCII, and Rust compiles \d and \w to
+# large Unicode tables.
 _ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
 
 
 class NotAllowed(ValueError):
-    """Error of a key that is not of the form `ALLOWED`, even if it is a valid expression."""
+    """A key does not have the format `ALLOWED`, even if it is a valid regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class ModulePattern:
     """A compiled key of `rank_pattern` or `alpha_pattern`.
 
     `matches` returns True exactly if this expression of PEFT matches:
-
     ``re.match(rf"(.*\\.)?({key})$", path)``.
     """
 
@@ -53,7 +52,7 @@ class ModulePattern:
             raise NotAllowed(f"not of the allowed form: {ALLOWED}")
         expression = rf"(.*\.)?({key})$"
         try:
-            re.compile(expression)  # refuse expressions that PEFT itself could not compile
+            re.compile(expression)  # refuse expressions that PEFT could not compile either
             rust = re.sub(r"\\.", lambda found: _ASCII.get(found[0], found[0]), expression)
             schema = core_schema.str_schema(pattern=f"^(?:{rust})", regex_engine="rust-regex")
             return cls(key, SchemaValidator(schema))

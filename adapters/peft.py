@@ -1,6 +1,6 @@
-"""Reader of adapters in PEFT form: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""Reader of adapters in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-This module checks what can be checked without a base model. `adapters.convert` checks whether the
+This module checks what can be checked without a base model. `adapters.convert` checks that the
 adapter fits a base model. The fields have the meanings of `LoraConfig` in PEFT 0.21.
 """
 
@@ -38,8 +38,9 @@ PICKLE = "adapter_model.bin"
 MAX_ADAPTER_BYTES = 2 * 1024**3
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_RANK = 2**31 - 1
-"""Largest rank: engines take the rank as an int32. With a much larger rank, alpha / r may not be a
-finite float.
+"""Largest allowed rank.
+
+Engines store the rank as an int32, and alpha / r must be a finite float.
 """
 
 # fmt: off
@@ -47,13 +48,13 @@ _READ_BELOW = frozenset({
     "alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha",
     "peft_type", "r", "rank_pattern", "swift_type", "target_modules", "task_type", "use_rslora",
 })
-# Training settings without effect on the saved weights.
+# Settings of the training, which do not affect the saved weights.
 _TRAINING = frozenset({
     "auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
     "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
     "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config",
-    # ms-swift: optimizer, data type in training, trained parts of a merged layer.
+    # Settings of ms-swift: optimizer, data type in training, trained parts of a merged layer.
     "enable_lora", "lora_dtype", "lorap_emb_lr", "lorap_lr_ratio",
 })
 # fmt: on
@@ -67,9 +68,9 @@ _REFUSED = {
     "use_merged_linear": "ms-swift saves merged layers in a form of its own",
     "use_qa_lora": "ms-swift's QA-LoRA pools the input in front of A",
 }
-# Values of init_lora_weights that leave the base weights unchanged. The other methods subtract
-# something from the base weights when the adapter is created, so the adapter fits only the changed
-# weights. If PEFT converted such an adapter to a plain LoRA, it writes `true`.
+# Values of init_lora_weights with which the base weights stay unchanged. With other methods, PEFT
+# subtracts something from the base weights when it creates the adapter, so the adapter fits only
+# the changed weights. If PEFT has converted such an adapter to a plain LoRA, the value is `true`.
 _PLAIN_INIT = (True, False, "gaussian", "eva", "orthogonal", None)
 _EMBEDDINGS = frozenset(["embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"])
 _MAX_PATTERNS = 4096
@@ -81,7 +82,7 @@ _Number = TypeVar("_Number", int, float)
 def read(
     folder: Path, *, within: Path | None = None, max_bytes: int = MAX_ADAPTER_BYTES
 ) -> Adapter:
-    """Read and validate the two files in `folder`; the weights' values are not read yet.
+    """Read and validate the two files in `folder`. The values of the weights are not read yet.
 
     Args:
         within: folder in which every file must lie after resolving symbolic links.
@@ -108,8 +109,9 @@ def read(
 
 
 def _no_weights_error(folder: Path) -> AdapterError:
-    """Return the error for a folder without safetensors weights. The message names the files found
-    in their place.
+    """Return the error for a folder without safetensors weights.
+
+    If the folder has weights in another format, the message names them.
     """
     if (folder / PICKLE).exists():
         kind = kind_of_file(folder / PICKLE) or PICKLED
@@ -126,20 +128,20 @@ def _no_weights_error(folder: Path) -> AdapterError:
 def _missing_file_error(name: str) -> MissingFile:
     """Return the error for a missing file.
 
-    The message omits the folder, which may be a temporary folder of the gateway.
+    The message does not name the folder, which may be a temporary folder of the gateway.
     """
     says = f"the adapter has no such file; PEFT's save_pretrained writes {CONFIG} and {WEIGHTS}"
     return MissingFile(name, "file", "not there", name, says=says)
 
 
 def refuse_other_kind(name: str, head: bytes) -> None:
-    """Raise `CorruptFile` if a text file's first bytes are those of a file of another kind."""
+    """Raise `CorruptFile` if the first bytes of a text file show another format."""
     if (kind := kind_of(head)) is not None:
         raise CorruptFile(name, "content", kind.name, name, says=kind.words)
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return a value that changes when the file is replaced or written to."""
+    """Return a value that changes when the file is replaced or modified."""
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 

@@ -1,13 +1,13 @@
-"""Conversion of converted tensors back to PEFT files, for engines that read adapters from their own
-disk.
+"""Conversion of converted tensors back to PEFT files, for engines that read adapters from a disk.
 
-The files are computed from the converted tensors and their `tp_size` only. So the digest of the
-tensors also identifies the files, and the engine reads exactly the values that were validated. B
-already includes the scale, so the configuration states a scale of 1.
+The files are computed only from the converted tensors and their `tp_size`. The digest of the
+tensors therefore also identifies the files, and the engine reads exactly the values that were
+validated. B already includes the scale, so the configuration states a scale of 1.
 
-TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`, computes
-each module's scale from the rank of its tensors, and ignores `rank_pattern` and `alpha_pattern`. So
-all modules are padded with zeros to the largest rank, and `lora_alpha` is that rank.
+TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`. It
+computes the scale of each module from the rank of its tensors, and ignores `rank_pattern` and
+`alpha_pattern`. Therefore all modules are padded with zeros to the largest rank, and `lora_alpha`
+is this rank.
 
 See decision 028 in docs/decisions.
 """
@@ -33,15 +33,15 @@ _WHY = "these cannot be written back in PEFT form"
 
 Bits = npt.NDArray[np.uint16]
 Pair = tuple[Bits, Bits]
-"""(A, B) of one linear layer, as the bits of 16-bit values: A is [rank, in], B is [out, rank]."""
+"""(A, B) of one linear layer, as the bits of 16-bit values. A is [rank, in], B is [out, rank]."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeftFiles:
-    """Content of ``adapter_config.json``, and of ``adapter_model.safetensors`` as a header and
-    tensors.
+    """Contents of ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-    `modules` are the TensorRT-LLM LoRA modules that an engine uses for these layers.
+    `header` and `tensors` together are the safetensors file. `modules` are the TensorRT-LLM LoRA
+    modules that an engine needs for the adapter's layers.
     """
 
     config: bytes
@@ -51,26 +51,27 @@ class PeftFiles:
 
     @property
     def nbytes(self) -> int:
-        """Size of both files in bytes."""
+        """Total size of both files in bytes."""
         return len(self.config) + len(self.header) + sum(bits.nbytes for bits in self.tensors)
 
     def weights(self) -> Iterator[bytes | memoryview]:
-        """Yield the content of the weights file in chunks, without copying the tensors."""
+        """Yield the contents of the weights file in chunks, without copying the tensors."""
         yield self.header
         for bits in self.tensors:
             yield bits.reshape(-1).view(np.uint8).data
 
 
 def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
-    """Return the PEFT files of an adapter that was converted for `base`, with this or another
-    `tp_size`.
+    """Return the PEFT files of an adapter that was converted for `base`.
 
-    Linear layers are supported, including fused ones; experts are not.
+    The adapter may have been converted for another `tp_size`. Linear layers are supported,
+    including fused layers. Experts are not supported.
 
     Raises:
-        UnsupportedModule: experts, and modules that are no linear layer of this architecture.
-        ShapeMismatch: tensors of another base model.
-        UnsupportedEngine: an unknown architecture.
+        UnsupportedModule: the adapter changes experts, or a module is not a linear layer of this
+            architecture.
+        ShapeMismatch: the tensors belong to another base model.
+        UnsupportedEngine: the architecture is unknown.
     """
     pairs, modules = _build_pairs(converted, base)
     rank = max(a.shape[0] for a, _ in pairs.values())
@@ -94,7 +95,7 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
 
 
 def changes_nothing(converted: Converted, base: BaseModel) -> bool:
-    """Return True if the adapter has no effect: in each row, A or B is zero.
+    """Return True if the adapter has no effect, because A or B is zero in each row.
 
     Raise `ShapeMismatch` for tensors of another base model.
     """
@@ -103,18 +104,18 @@ def changes_nothing(converted: Converted, base: BaseModel) -> bool:
 
 
 def _has_values(bits: Bits) -> bool:
-    return bool((bits & 0x7FFF).any())  # without the sign bit: 0x8000 is negative zero
+    return bool((bits & 0x7FFF).any())  # ignore the sign bit: 0x8000 is negative zero
 
 
 def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
-    """Return (pairs by linear layer, LoRA modules that these layers use).
+    """Return the pair (A, B) of each linear layer, and the LoRA modules that the layers use.
 
     The keys of the pairs are paths such as ``model.layers.0.self_attn.q_proj``.
     """
     rows = _read_rows(converted, base)
     layout = family(base)
-    # Use only the modules that the adapter has: they show whether fused layers were split when they
-    # were converted.
+    # Use only the modules that the adapter has, because they show whether the conversion has split
+    # fused layers.
     engine = replace(
         base,
         lora_target_modules=tuple({module for module, _ in rows}),
@@ -136,8 +137,8 @@ def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair]
         unmatched = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
         allowed = "linear layers of " + base.architecture
         raise UnsupportedModule(_FILE, "modules", unmatched, allowed, _WHY)
-    # Leave out layers of zeros. They were added for the C++ runtime, and TensorRT-LLM's reader of
-    # PEFT files adds zeros itself.
+    # Leave out layers of zeros. The conversion added them for the C++ runtime, and TensorRT-LLM's
+    # reader of PEFT files adds them itself.
     trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
     written = trained or pairs
     fed = (placements(projections[path], engine) for path in written)
@@ -161,8 +162,9 @@ def _read_rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], P
 def _take_layer(
     rows: dict[tuple[str, int], Pair], layer: int, projection: Projection, engine: BaseModel
 ) -> Pair | None:
-    """Remove the rows of one linear layer from `rows`, and return them joined to one pair. Return
-    None if `rows` lacks them.
+    """Remove the rows of one linear layer from `rows`, and return them joined to one pair (A, B).
+
+    Return None if a row is missing.
     """
     found = placements(projection, engine)
     row_keys = [(module, layer) for module, _ in found]
@@ -171,7 +173,7 @@ def _take_layer(
     pairs = [rows[place] for place in row_keys]
     a, b = pairs[0]
     if any(not np.array_equal(a, other) for other, _ in pairs[1:]):
-        return None  # different A: these rows are not from one fused layer
+        return None  # the rows have different A, so they are not from one fused layer
     for place in row_keys:
         del rows[place]
     if projection.kind == "plain":
@@ -194,7 +196,7 @@ def _pad(bits: Bits, shape: tuple[int, int]) -> Bits:
 
 
 def _build_header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
-    """Return a safetensors header, padded to a multiple of 8 bytes, at which the values start."""
+    """Return a safetensors header, padded to let the values start at a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     start = 0
     for name, bits in tensors.items():

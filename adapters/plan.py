@@ -1,7 +1,7 @@
-"""Planning of the rows of `lora_config` and `lora_weights`, before any value is read.
+"""Plan of the rows of `lora_config` and `lora_weights`. No values are read for it.
 
-There is one row for each module and layer, ordered by layer, then module id. A row has A [rank, in]
-row-major, then B [out, rank] row-major, then zeros up to the length of the longest row
+Each module in each layer has one row. Rows are ordered by layer, then by module id. A row has A
+[rank, in] row-major, then B [out, rank] row-major, then zeros up to the length of the longest row
 (TensorRT-LLM v0.17).
 """
 
@@ -29,12 +29,13 @@ from adapters.modules import Projection, module_sizes
 from adapters.patterns import ModulePattern
 from adapters.peft import CONFIG, WEIGHTS
 
-# A gRPC message is limited to 2 GiB; 1 MiB is reserved for the rest of the request.
+# Limit of the size of `lora_weights`. A gRPC message is limited to 2 GiB; 1 MiB is reserved for the
+# other data of the request.
 MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
 _QKV = ("attn_q", "attn_k", "attn_v")
-# Limit of the time for matching each key of rank_pattern and alpha_pattern with each module, in
-# characters of all keys times modules. An adapter that has a full path for each of the 441 modules
-# of a 63-layer model needs 8 million.
+# Limit of the work for matching the keys of rank_pattern and alpha_pattern with the modules: the
+# characters of all keys, times the number of modules. An adapter that has a full path for each of
+# the 441 modules of a 63-layer model needs 8 million.
 _MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
@@ -44,9 +45,9 @@ Patterns = tuple[tuple[ModulePattern, Number], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """Part of a row: the rows `slices` of the 2-D tensor `tensor`, times `scale`, flattened.
+    """A part of a row: the rows `slices` of the 2-D tensor `tensor`, times `scale`, flattened.
 
-    `offset` is the position of its first value in the row.
+    `offset` is the index of the part's first value in the row.
     """
 
     offset: int
@@ -57,8 +58,9 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class LoraRow:
-    """A planned row. Values that are in none of `pieces` are zero. `length` is the number of values
-    without the padding.
+    """A planned row. Values that are in none of `pieces` are zero.
+
+    `length` is the number of values without the padding.
     """
 
     module: str
@@ -70,7 +72,7 @@ class LoraRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """A and B of one linear layer. `keys` has the tensor names, by "A" and "B"."""
+    """A and B of one linear layer. `keys` has the names of their tensors, by "A" and "B"."""
 
     path: str
     keys: Mapping[str, str]
@@ -100,10 +102,10 @@ def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
 
 
 def complete(rows: Iterable[LoraRow], base: BaseModel) -> list[LoraRow]:
-    """Add missing rows of zeros for q, k and v, sort all rows, and check the total size.
+    """Add rows of zeros for missing q, k or v, sort all rows, and check the total size.
 
-    The runtime requires that a layer has rows for all of attn_q, attn_k and attn_v, or for none.
-    Raise `TooLarge`.
+    The runtime requires that a layer has rows either for all of attn_q, attn_k and attn_v, or for
+    none of them. Raise `TooLarge`.
     """
     found = {(row.layer, row.module): row for row in rows}
     for layer in sorted({layer for layer, module in found if module in _QKV}):
@@ -143,10 +145,10 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
 
 
 def _scaling(settings: LoraSettings, path: str, spellings: Collection[str]) -> tuple[int, float]:
-    """Return (rank, scale) of a module, from the first pattern that matches each of its
-    `spellings`.
+    """Return (rank, scale) of a module: the values of the first pattern that matches.
 
-    Raise `UnsupportedFeature` if the spellings yield different values.
+    All `spellings` of the module's path are tried. Raise `UnsupportedFeature` if they yield
+    different values.
     """
 
     def one(field: str, patterns: Patterns[Number], default: Number) -> Number:
@@ -202,7 +204,7 @@ def _check_shapes(adapter: Adapter, pair: _Pair, base: BaseModel) -> None:
 
 
 def _linear_sizes(pair: _Pair, base: BaseModel) -> tuple[int, int]:
-    """Return (in, out) of the Hugging Face linear layer."""
+    """Return (in, out) of the linear layer in the Hugging Face model."""
     inputs, outputs = module_sizes(pair.projection.module, base)
     if pair.projection.kind == "expert":
         return inputs // base.num_experts, outputs // base.num_experts
@@ -261,9 +263,9 @@ def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slice
 def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
     """Return the rows of a fused B, as slices in the order of the engine's fused weight.
 
-    For gate_up, TensorRT-LLM's order is [up; gate], Hugging Face's is [gate; up]. With tensor
-    parallelism, the runtime gives each rank one contiguous share of B. So the slices of all parts
-    for one rank are adjacent (as in `interleave_fused_lora_weights_for_tp` of lora_manager.py).
+    For gate_up, TensorRT-LLM's order is [up; gate], and Hugging Face's is [gate; up]. With tensor
+    parallelism, each rank gets one contiguous range of B. Therefore the slices of all parts for one
+    rank are adjacent, as in `interleave_fused_lora_weights_for_tp` of lora_manager.py.
     """
     bounds: list[tuple[int, int]] = []
     start = 0
@@ -284,7 +286,7 @@ def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
 
 
 def check_runtime(module: str, base: BaseModel) -> None:
-    """Raise an error for modules that the C++ runtime is known to read at wrong offsets.
+    """Raise an error for a module that the C++ runtime would read at wrong offsets.
 
     The error is `UnsupportedModule` or `UnsupportedEngine`.
     """
@@ -307,9 +309,10 @@ def check_runtime(module: str, base: BaseModel) -> None:
 
 
 def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
-    """Return the row of one expert.
+    """Return a row with one expert's values.
 
-    Layout: [experts, rank, in] flattened, then [experts, out, rank]. An absent expert stays zero.
+    Layout: [experts, rank, in] flattened, then [experts, out, rank]. The values of other experts
+    are zero.
     """
     module = pair.projection.module
     if module not in base.lora_target_modules:
@@ -332,9 +335,9 @@ def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
 
 
 def _merge(known: LoraRow | None, row: LoraRow, pair: _Pair) -> LoraRow:
-    """Merge the row of an expert with `known`, the row of earlier experts. Return the merged row.
+    """Add the row of an expert to `known`, the row of earlier experts. Return the merged row.
 
-    All experts of one layer and module share one row and one rank.
+    All experts of one layer and module have one common row and the same rank.
     """
     if known is None:
         return row

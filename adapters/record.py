@@ -1,16 +1,16 @@
-"""The record of one adapter name: its versions, and which of them is served now.
+"""The record of one adapter name: its versions, and the version that is currently served.
 
-Records are immutable. Copies of a record exist on each gateway's disk and in Redis, and any copy
-may have missed a change. `merge` combines two copies. It is commutative, associative and
-idempotent, so all copies converge in any order of merging:
+Records are immutable. Each gateway's disk and Redis have copies of a record, and any copy may have
+missed a change. `merge` combines two copies. It is commutative, associative and idempotent, so all
+copies converge in any order of merging:
 
 - A name's `life` is a number that grows when a removed name is added again. The copy with the
-  higher life wins; within one life, a removed copy wins. So an old copy can never restore a removed
-  adapter.
+  higher life wins. Within one life, a removed copy wins. An old copy can therefore never restore a
+  removed adapter.
 - Within a life, versions are only added, so the merged record has the versions of both copies.
-- The served version, and the history of served versions, are those of the later change (by
-  `revision`, then by `updated`).
-- `declared` is taken from the copy in which its `revision` is higher.
+- The served version, and the history of served versions, come from the copy with the later change
+  (by `revision`, then by `updated`).
+- `declared` comes from the copy in which its `revision` is higher.
 
 See decision 022 in docs/decisions.
 """
@@ -29,21 +29,21 @@ from adapters.errors import InvalidName, UnknownVersion
 
 SHORT_DIGEST = 12
 DECLARED = "configuration"
-"""`Version.added_by` of versions that the configuration file lists."""
+"""Value of `Version.added_by` if the configuration file lists the version."""
 SETTINGS = "GATEWAY_ADAPTERS"
-"""`Version.added_by` of versions that this setting lists."""
+"""Value of `Version.added_by` if this setting lists the version."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SELECTED = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(text: str) -> bool:
-    """Return True if `text` is a full content digest, which is safe in a path or a key."""
+    """Return True if `text` is a full content digest. It is then safe in a path or a Redis key."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is a valid ``NAME`` or ``TENANT/NAME``. Raise `InvalidName` if not."""
+    """Return `name` if it is a valid ``NAME`` or ``TENANT/NAME``, else raise `InvalidName`."""
     segments = name.split("/")
     if (
         len(segments) > 2
@@ -56,8 +56,9 @@ def check_name(name: str) -> str:
 
 
 def selector(name: str, digest: str) -> str:
-    """Return ``NAME@DIGEST``, the model name that always selects this version, also after a
-    rollback.
+    """Return ``NAME@DIGEST``, the model name that selects this version.
+
+    Unlike ``NAME``, it selects the same version after a rollback.
     """
     return f"{name}@{digest[:SHORT_DIGEST]}"
 
@@ -84,11 +85,11 @@ class Version:
     """An immutable version of an adapter. `created` is in seconds since 1970.
 
     `nbytes` is the size of the converted weights in bytes. `source` describes the origin, as text
-    or as a URL without secrets. `added_by` is an admin (the start of the hash of the admin's key),
-    `DECLARED` or `SETTINGS`; None in records of older gateways. `task_id`, from 1 to 2**63 - 1,
+    or as a URL without secrets. `added_by` is `DECLARED`, `SETTINGS`, or the start of the hash of
+    an admin's key; it is None in records of older gateways. `task_id`, from 1 to 2**63 - 1,
     identifies the weights to engines. `weights` is the content digest of the tensors, which is the
-    key in stores. `digest` also covers the `chat_template`, if there is one. `tp_size` is that of
-    `Converted`; it is also None if an older gateway wrote the record.
+    key in stores. `digest` also covers the `chat_template`, if there is one. `tp_size` is the value
+    in `Converted`; it is None if an older gateway wrote the record.
     """
 
     digest: str
@@ -137,13 +138,14 @@ class Version:
 
     @property
     def rank(self) -> int:
-        """Largest rank of any module."""
+        """Largest rank of any module in this version."""
         return max(rows.rank for rows in self.modules)
 
 
 class DeclaredContent(NamedTuple):
-    """Digest of the version that the configuration file last specified for a name, and the record's
-    revision in which that version was applied.
+    """The version that the configuration file last specified for a name.
+
+    `digest` is the version's digest. `revision` is the record's revision in which it was applied.
     """
 
     revision: int
@@ -154,11 +156,11 @@ class DeclaredContent(NamedTuple):
 class Record:
     """The record of a name. `versions` is sorted by `created`; a removed record has none.
 
-    `served` is the digest of the version that the name without a digest selects, "" if the record
-    is removed. `revision` counts the changes of the name, over all its lives. `declared` is None if
-    the configuration file never specified the name, or if only gateways without this field wrote
-    the record. `before` has the digests served earlier, each once, the latest last. It is None if
-    the record is removed, or if a gateway without this field made the last change.
+    `served` is the digest of the version that the name without a digest selects. It is "" if the
+    record is removed. `revision` counts the changes of the name, over all its lives. `declared` is
+    None if the configuration file never specified the name, or if only gateways without this field
+    wrote the record. `before` has the digests that were served earlier, each once, the latest last.
+    It is None if the record is removed, or if a gateway without this field made the last change.
     """
 
     name: str
@@ -176,32 +178,36 @@ class Record:
 
     @property
     def version(self) -> Version:
-        """The version served now. Raises `UnknownVersion` if the record is removed."""
+        """The version that is currently served.
+
+        Raises `UnknownVersion` if the record is removed.
+        """
         return self.find(self.served)
 
     @property
     def earlier(self) -> tuple[str, ...]:
         """Digests that a rollback can return to. The last one is the default target.
 
-        If the record has no history of served versions, these are the versions added before the one
-        served now.
+        If the record has no history of served versions, these are the versions that were added
+        before the served version.
         """
         if self.before is not None:
             return self.before
         return tuple(v.digest for v in self.versions[: self.versions.index(self.version)])
 
     def with_served(self, digest: str, now: float) -> Record:
-        """Return the record as changed to serve the version `digest`. `now` is the time of the
-        change.
+        """Return the record after a change to serve the version `digest`.
+
+        `now` is the time of the change, in seconds since 1970.
         """
         before = tuple(each for each in (*self.earlier, self.served) if each != digest)
         revision = self.revision + 1
         return replace(self, revision=revision, updated=now, served=digest, before=before)
 
     def with_rollback(self, digest: str, now: float) -> Record:
-        """Return the record as rolled back to the version `digest`.
+        """Return the record after a rollback to the version `digest`.
 
-        Versions that were served after that version are no longer rollback targets.
+        Versions that were served after this version are no longer rollback targets.
         """
         changed, earlier = self.with_served(digest, now), self.earlier
         if digest not in earlier:
@@ -209,7 +215,7 @@ class Record:
         return replace(changed, before=earlier[: earlier.index(digest)])
 
     def find(self, digest: str) -> Version:
-        """Return the version whose digest starts with `digest`. Raises `UnknownVersion`."""
+        """Return the version whose digest begins with `digest`. Raises `UnknownVersion`."""
         found = [version for version in self.versions if version.digest.startswith(digest)]
         if len(found) != 1 or not digest:
             known = ", ".join(version.short_digest for version in self.versions)
@@ -218,18 +224,18 @@ class Record:
 
 
 def draw_task_id() -> int:
-    """Draw a random `lora_task_id` for new content, 1 to 2**63 - 1.
+    """Return a random `lora_task_id` for new weights, 1 to 2**63 - 1.
 
     If an engine has weights in its cache under an id, it ignores other weights that are sent with
-    the same id, and the gateway does not know what is in the cache. So an id is never used for
-    other weights. Ids are not computed from the content: with 63 bits, an attacker could find two
-    contents with the same id, and have one served in place of the other.
+    this id. The gateway does not know the cache's contents, so an id must never be used for other
+    weights. Ids are not computed from the weights: with 63 bits, an attacker could construct two
+    adapters with the same id, and an engine would then use the weights of the wrong adapter.
     """
     return secrets.randbelow(2**63 - 1) + 1
 
 
 def merge(one: Record, other: Record) -> Record:
-    """Return the record that combines both copies; see the rules at the top of this file."""
+    """Return the record that combines two copies, by the rules in the module's docstring."""
     if one.life != other.life:
         return one if one.life > other.life else other
     latest = max(one, other, key=_change)
@@ -246,14 +252,15 @@ def merge(one: Record, other: Record) -> Record:
 
 
 def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
-    # If both copies have the same last change, the copy that has a history of served versions wins.
+    # If both copies have the same last change, prefer the copy with a history of served versions.
     before = record.before
     return record.revision, record.updated, record.served, before is not None, before or ()
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:
-    # Of two copies of a version, the smaller sort key wins. Gateways of older releases drop the
-    # fields `chat_template`, `added_by` and `tp_size`, so copies with these fields sort first.
+    # Order two copies of a version: the copy with the smaller sort key wins. Gateways of older
+    # releases drop the fields `chat_template`, `added_by` and `tp_size`, so copies with these
+    # fields sort first.
     bare, unsigned = version.chat_template is None, version.added_by is None
     first = version.created, version.digest, version.base, version.source, version.task_id
     return *first, bare, unsigned, version.added_by or "", version.tp_size or math.inf

@@ -1,4 +1,4 @@
-"""JSON form of records, on disk and in Redis. The input of the parser is not trusted."""
+"""JSON format of records, on disk and in Redis. The input of the parser is not trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
 from adapters.errors import InvalidName
 from adapters.record import DeclaredContent, Record, Version, check_name, is_digest
 
-_MAX_COUNT = 2**53  # 2**53: the largest integer that every JSON reader represents exactly
+_MAX_COUNT = 2**53  # the largest integer that every JSON reader represents exactly
 _MAX_TASK_ID = 2**63 - 1
 _MAX_TEXT = 4096
 
@@ -57,7 +57,7 @@ def _template_as_json(version: Version) -> dict[str, Any]:
 
 
 def from_json(value: object) -> Record:
-    """Parse a record. Raise ValueError if it is invalid; the message names the field."""
+    """Parse a record. Raise ValueError if it is invalid. The message names the field."""
     fields = _parse_object("record", value)
     name = _parse_text("name", fields.get("name"))
     try:
@@ -127,7 +127,7 @@ def _parse_version(value: object) -> Version:
         nbytes=_parse_int("nbytes", fields.get("nbytes"), 1, _MAX_COUNT),
         modules=modules,
         source=_parse_text("source", fields.get("source")),
-        # Compute the id if it is missing: older gateways derived ids from the content and did not
+        # Compute the id if it is missing: older gateways derived ids from the weights and did not
         # store them.
         task_id=_parse_task_id(fields["task_id"]) if "task_id" in fields else task_id(digest),
         chat_template=template,
@@ -143,7 +143,7 @@ def _parse_template(version: dict[str, object]) -> ChatTemplate:
     source, eos_token = fields.get("source"), fields.get("eos_token")
     if not isinstance(source, str) or len(source) > MAX_CHARACTERS:
         raise ValueError(f"chat_template: not a text of up to {MAX_CHARACTERS} characters")
-    # Intern the text: many versions have the same template, which is then in memory once.
+    # Intern the text: many versions may have the same template, which then uses memory once.
     return ChatTemplate(
         sys.intern(source), None if eos_token is None else _parse_text("eos_token", eos_token)
     )
@@ -162,7 +162,8 @@ def _parse_module(value: object) -> ModuleRows:
 
 
 def _parse_task_id(value: object) -> int:
-    # The id is a JSON string, because some JSON readers cannot represent 63-bit numbers.
+    # Require a string: some JSON readers cannot represent 63-bit numbers, so ids are written as
+    # strings.
     if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
         raise ValueError("task_id: not digits")
     return _parse_int("task_id", int(value[:20]), 1, _MAX_TASK_ID)
@@ -193,8 +194,8 @@ def _parse_int(field: str, value: object, least: int, most: int) -> int:
 
 
 def _parse_time(field: str, value: object) -> float:
-    # Compare types, because isinstance(True, int) is True. The range check is written with `not`,
-    # so it also refuses NaN; and it does not overflow for large integers.
+    # Compare types, because isinstance(True, int) is True. The range check is written with `not` to
+    # refuse NaN, too, and it does not overflow for large integers.
     if type(value) not in (int, float) or not abs(cast(float, value)) < _MAX_COUNT:
         raise ValueError(f"{field}: not a time in seconds")
     return cast(float, value)

@@ -1,8 +1,8 @@
-"""Registry of adapter names and their versions, and the protocol of the store that holds them.
+"""Registry of adapter names and their versions, and the protocol of the store behind it.
 
-Requests read a `Snapshot`, which is immutable and is replaced when anything changes. `Registry`
-makes the changes. Each change is one atomic change of one record in the store, so concurrent
-changes by other processes are never lost.
+Requests read a `Snapshot`, which is immutable and is replaced when a record changes. `Registry`
+makes the changes. Each change is one atomic change of one record in the store, so changes by other
+processes at the same time are never lost.
 
 See decisions 021 and 061 in docs/decisions.
 """
@@ -40,32 +40,33 @@ class Store(Protocol):
     """
 
     async def get(self, digest: str) -> Converted:
-        """Return the tensors with this digest, verified. Raise `VersionUnavailable` or
-        `StoreUnavailable`.
+        """Return the tensors with this digest, after verifying them.
+
+        Raise `VersionUnavailable` or `StoreUnavailable`.
         """
 
     async def put(self, converted: Converted) -> None:
-        """Store the tensors durably. Storing an existing digest changes nothing."""
+        """Store the tensors durably. If the digest is already stored, do nothing."""
 
     async def records(self) -> Mapping[str, Record]:
-        """Return all records by name, removed ones included.
+        """Return all records by name, including removed records.
 
-        They include every change made through this object.
+        The result includes every change that was made through this object.
         """
 
     async def change(self, name: str, change: Change) -> Record:
         """Replace a record by ``change(record)`` atomically, and return the new record.
 
-        `change` gets None if the name has no record. It is called again if another process changed
-        the record meanwhile. If `change` raises, nothing is written and the exception is passed on.
-        If `change` returns the record unchanged, nothing is written. If this method raises any
-        error except `ChangeUnknown`, nothing has changed.
+        `change` gets None if the name has no record. It is called again if another process has
+        changed the record meanwhile. If `change` raises an exception, the exception is passed on
+        and nothing is written. If `change` returns an equal record, nothing is written. If this
+        method raises an error other than `ChangeUnknown`, nothing has changed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All registered adapters at one moment, by name."""
+    """All registered adapters, by name, at the time when the snapshot was made."""
 
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -75,7 +76,7 @@ class Snapshot:
         return cls(MappingProxyType(live))
 
     def resolve(self, model: str) -> Version:
-        """Return the version that a model name of the form ``NAME`` or ``NAME@DIGEST`` selects.
+        """Return the version that a model name, ``NAME`` or ``NAME@DIGEST``, selects.
 
         Raise `UnknownAdapter`, `UnknownVersion` or `InvalidName`.
         """
@@ -93,7 +94,7 @@ class Snapshot:
 class Registry:
     """Registry of adapter names. Its `snapshot` includes each change made through this object.
 
-    When other processes change records, the store's owner calls `refresh` with all records.
+    When other processes change records, the owner of the store calls `refresh` with all records.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -102,7 +103,7 @@ class Registry:
         self.snapshot = Snapshot()
 
     def refresh(self, records: Mapping[str, Record]) -> None:
-        """Replace the snapshot by all records of the store."""
+        """Replace the snapshot with all records of the store."""
         self.snapshot = Snapshot.of(records.values())
 
     async def load(self) -> None:
@@ -119,12 +120,11 @@ class Registry:
         *,
         declared: bool = False,
     ) -> Record:
-        """Serve this content under `name`, and return the record. If the content is new, a version
-        is added.
+        """Serve this adapter under `name`, and return the record. New weights become a new version.
 
-        `declared` is True if the configuration file specifies the content. Existing content is then
-        served only if the file specified other content before, in any process. So a rollback stays
-        in force until the content in the file's source changes.
+        `declared` is True if the configuration file specifies the adapter. An existing version is
+        then served only if the file specified another version before, in any process. A rollback
+        therefore stays in effect until the adapter in the file's source changes.
         """
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))
@@ -157,8 +157,8 @@ class Registry:
             if record.served == version.digest:
                 return record
             if not known:
-                # Choose a later time than the last version's, even if this machine's clock is
-                # behind: versions are sorted by time.
+                # Choose a time after the last version's, even if this machine's clock is behind:
+                # versions are sorted by time.
                 created = max(now, record.versions[-1].created + _LATER_S)
                 added = replace(version, created=created)
                 record = replace(record, versions=(*record.versions, added))
@@ -172,10 +172,10 @@ class Registry:
         return await self._change(name, add)
 
     async def rollback(self, name: str, digest: str | None = None) -> Record:
-        """Serve an older version, and return the record. Without `digest`, this is the version that
-        was served last before the current one.
+        """Serve an earlier version, and return the record.
 
-        Versions served after the older version are no rollback targets until they are served again.
+        Without `digest`, this is the version that was served before the current one. Versions that
+        were served after the earlier version are no rollback targets until they are served again.
         """
         now = self._clock()
 
@@ -187,8 +187,9 @@ class Registry:
         return await self._change(name, rollback)
 
     async def remove(self, name: str) -> Record:
-        """Remove the name and its versions, and return the record. Requests that have resolved a
-        version already continue.
+        """Remove the name and its versions, and return the record.
+
+        Requests that have already resolved a version continue.
         """
         now = self._clock()
 
@@ -212,8 +213,8 @@ class Registry:
     def _task_id(self, weights: str) -> int:
         """Return the task id for weights with this digest.
 
-        If a version of any name has the same weights, its id is returned, so that engines cache the
-        weights once. Otherwise, a new id is drawn.
+        If a version of any name has the same weights, return its id, so that engines cache the
+        weights only once. Otherwise return a new id.
         """
         for record in self.snapshot.records.values():
             for version in record.versions:
@@ -229,7 +230,7 @@ def _require_live(name: str, record: Record | None) -> Record:
 
 
 def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
-    """Return the record after the configuration file specified the existing version `digest`.
+    """Return the record after the configuration file has specified the existing version `digest`.
 
     Raise `UnknownAdapter` or `UnknownVersion` if the version does not exist.
     """
@@ -239,8 +240,8 @@ def _declare(name: str, base: str, digest: str, now: float, record: Record | Non
     last = known.declared
     if last is not None and last.digest == digest:
         return known
-    # If the file did not specify this name before, leave the served version as it is: an admin may
-    # have chosen it.
+    # Do not change the served version if the file specifies this name for the first time: an admin
+    # may have chosen the version.
     served = known.served if last is None else digest
     changed = known.with_served(served, now)
     return replace(changed, declared=DeclaredContent(changed.revision, digest))

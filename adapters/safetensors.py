@@ -1,4 +1,4 @@
-"""Reader of the header of a safetensors file. The complete header is validated.
+"""Reader and validator of the header of a safetensors file.
 
 Format (huggingface/safetensors): u64 little-endian header length, a JSON object of name -> {dtype,
 shape, data_offsets}, then the data without gaps. This module does not import numpy.
@@ -15,23 +15,24 @@ from adapters.errors import CorruptFile, UnsupportedFeature
 from adapters.file_kinds import HEAD_BYTES, kind_of
 
 _MAX_HEADER = 16 * 1024 * 1024
-# Limit of the number of brackets, commas and quotes in a header, enough for 100,000 tensors.
-# Without it, a header of 16 MiB could be parsed to half a gigabyte of empty objects.
+# Limit of the number of brackets, commas and quotes in a header. It suffices for 100,000 tensors.
+# Without the limit, a header of 16 MiB could be parsed to half a gigabyte of empty objects.
 _MAX_PARTS = 2_500_000
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**63
-"""Limit of each size and offset, larger than any file. Multiplying unlimited numbers could take
-minutes.
+"""Limit of each size and offset, which is larger than any file.
+
+Without the limit, multiplying very large numbers could take minutes.
 """
 _MAX_DIGITS = 20
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
-    """Return every tensor of the file, by name.
+    """Return all tensors in the file, by name.
 
-    `size` is the file's size in bytes, `name` its name for messages. Raise `CorruptFile` if
-    lengths, offsets or shapes contradict each other or the file, and `UnsupportedFeature` for a
+    `size` is the file's size in bytes. `name` is its name for messages. Raise `CorruptFile` if
+    lengths, offsets or shapes contradict each other or the file. Raise `UnsupportedFeature` for a
     data type other than F32, F16 and BF16.
     """
     prefix = file.read(8)
@@ -61,8 +62,9 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
 
 
 def _describe_bad_head(head: bytes, size: int) -> str:
-    """Return what is wrong with a file that begins with `head` and is no safetensors file, as the
-    end of a sentence.
+    """Return the problem of a file that is not a safetensors file, as the end of a sentence.
+
+    `head` has the first bytes of the file.
     """
     if not head:
         return "is empty; save or download it again"

@@ -1,8 +1,8 @@
-"""Number of adapters that fit into TensorRT-LLM's LoRA caches, and recommended cache settings.
+"""Number of adapters that fit in TensorRT-LLM's LoRA caches, and recommended cache settings.
 
 The computation follows `PeftCacheManager::getPageManagerConfig` and `LoraCache::determineNumPages`
-(cpp/tensorrt_llm, v0.17). A cache consists of pages of `slots_per_page` slots, and a slot has
-`page_width` values. An adapter occupies complete pages. Its rows are laid into them in order, and
+(cpp/tensorrt_llm, v0.17). A cache consists of pages with `slots_per_page` slots, and a slot has
+`page_width` values. An adapter occupies complete pages. Its rows are stored in them in order, and
 no row crosses a page boundary.
 """
 
@@ -39,12 +39,12 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheFit:
-    """Comparison of the cache pages that a set of adapters needs, on each GPU and host, with the
-    pages that the settings provide.
+    """Result of `cache_fit`: the pages that a set of adapters needs, and the pages of the caches.
 
-    With a host cache smaller than `host_min_bytes`, TensorRT-LLM refuses to start ("Not enough
-    space allocated to host LoRA cache"). `host_adapters` and `gpu_adapters` are how many adapters
-    of the size of the largest in the set fit at once.
+    All numbers are for one GPU and host. If the host cache is smaller than `host_min_bytes`,
+    TensorRT-LLM does not start ("Not enough space allocated to host LoRA cache"). `host_adapters`
+    and `gpu_adapters` are the numbers of adapters that fit at once, if all are as large as the
+    largest in the set.
     """
 
     page_bytes: int
@@ -72,17 +72,16 @@ class CacheFit:
 
     @property
     def bytes_needed(self) -> int:
-        """Size in bytes of the smallest cache that holds all adapters of the set, with this page
-        size.
-        """
+        """Size in bytes of the smallest cache that holds the complete set, with this page size."""
         return max(self.pages_needed * self.page_bytes, self.host_min_bytes)
 
 
 def cache_fit(
     base: BaseModel, adapters: Sequence[Sequence[ModuleRows]], settings: CacheSettings
 ) -> CacheFit:
-    """Compute how a set of adapters fits the caches of an engine. `adapters` has the `modules` of
-    each adapter.
+    """Return how a set of adapters fits in the caches of an engine.
+
+    `adapters` has the `modules` of each adapter.
     """
     pages = _Pages.of(base, settings)
     alike = Counter(tuple(adapter) for adapter in adapters)
@@ -100,8 +99,9 @@ def cache_fit(
 def recommend(base: BaseModel, adapters: Sequence[Sequence[ModuleRows]]) -> CacheSettings:
     """Return the settings with which the host cache holds the set of adapters in the least memory.
 
-    `max_adapter_size` is the largest rank in the set. `optimal_adapter_size`, up to that rank,
-    determines the page size and is chosen so that pages waste the least memory.
+    `max_adapter_size` is the largest rank in the set. `optimal_adapter_size`, a rank, determines
+    the page size: all ranks up to the largest are tried, and the one with the smallest cache is
+    returned.
     """
     largest = max((rows.rank for adapter in adapters for rows in adapter), default=1)
     best: CacheSettings | None = None
@@ -140,7 +140,7 @@ class _Pages:
         return _ceil_div(size // (self.width * ITEM_BYTES), self.slots)
 
     def count(self, base: BaseModel, adapter: Iterable[ModuleRows]) -> int:
-        """Return how many pages an adapter needs on the pipeline stage where it needs most."""
+        """Return the number of pages for an adapter on the pipeline stage that needs most."""
         layers = base.num_hidden_layers // base.pp_size
         rows = sorted(
             (layer, MODULE_IDS[group.module], group.rank * _local_size(group.module, base))
@@ -163,8 +163,9 @@ class _Pages:
 
 
 def _local_size(module: str, base: BaseModel) -> int:
-    """Return the size in + out of a module on one tensor parallel rank; a row of rank r has r times
-    as many values.
+    """Return the size in + out of a module on one tensor parallel rank.
+
+    A row of rank r has r times as many values.
     """
     inputs, outputs = module_sizes(module, base)
     if module == "moe_router":

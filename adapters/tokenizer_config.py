@@ -1,4 +1,4 @@
-"""Fields of tokenizer_config.json that transformers writes in more than one form."""
+"""Fields of tokenizer_config.json that transformers writes in several formats."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ FILE = "tokenizer_config.json"
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a special token, which is given as text or as an object with `content`.
+    """Return the text of a special token, which is either a text or an object with `content`.
 
-    Raise KeyError for an object without `content`. Any other value is returned unchanged.
+    Raise KeyError for an object without `content`. Return any other value unchanged.
     """
     return token["content"] if isinstance(token, dict) else token
 
 
 def default_template(templates: Any) -> Any:
-    """Return the default chat template from the field `chat_template`.
+    """Return the default chat template in a value of the field `chat_template`.
 
-    If the field is a list, this is the template named `default`, or None if the list has none. Any
-    other value is returned unchanged.
+    If the field is a list, this is the template with the name `default`, or None if there is none.
+    Return any other value unchanged.
     """
     if not isinstance(templates, list):
         return templates

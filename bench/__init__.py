@@ -1,5 +1,6 @@
-"""Benchmark of the gateway's own cost, measured from outside and beside others: `python -m bench`.
+"""Benchmark of the gateway's own CPU time, latency and memory: `python -m bench`.
 
-It is for the gateway's developers and is not installed. Operators measure their deployment, engine
-included, with `gateway bench` (`ops.loadtest`).
+The benchmark loads the gateway from outside, and compares it with other gateways. It is for the
+gateway's developers and is not installed. Operators measure their complete deployment with `gateway
+bench` (`ops.loadtest`).
 """

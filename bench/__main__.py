@@ -1,7 +1,7 @@
 """Measure the gateway from outside: python -m bench [--quick] [--only PART ...] [--write-readme]
 
-Prints tables, and writes results.json and results.svg into build/bench. bench/README.md says how
-to read them.
+The command prints tables, and writes results.json and results.svg into build/bench. bench/README.md
+explains the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ops.local_stack.ports import PortClaims
 from ops.local_stack.process import adopt_orphans
 
 SECONDS, QUICK_SECONDS = 3.0, 1.0
-_QUIET = 0.1  # cores
+_QUIET = 0.1  # CPU cores that other processes may use
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                     failed = True
                 bench.log(f"{name}: {time.monotonic() - started:.0f} s")
                 results.notes = bench.notes
-                # After each part, so that an interrupted run leaves results.
+                # Write after each part: an interrupted run then leaves its results.
                 report.write_json(results, options.output / "results.json")
     finally:
         clients.close()

@@ -1,9 +1,10 @@
-"""The first token of a request beside streams that are under way, and what their tokens cost.
+"""First-token latency while streams are running, and the CPU time of the streams' tokens.
 
-Each server has streams of a token every 20 ms. The CPU of their tokens is taken while no request
-comes. Then a request of one token comes 20 ms after each answer, on a connection that stays open:
-one right after the other would themselves keep the server's core busy. Servers are measured in
-alternating windows, and a ratio is the median of those of neighbouring windows.
+Each server has streams with one token every 20 ms. First the CPU time of the streams' tokens is
+measured without other requests. Then requests of one token are sent, each 20 ms after the answer to
+the one before, on a persistent connection. Without this pause, the requests themselves would keep
+the server's core busy. Servers are measured in alternating windows. A ratio is the median of the
+ratios of neighbouring windows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bench.smg import smg
 
 STREAMS = (0, 100, 500)
 QUICK_STREAMS = (0, 5, 20)
-"""Numbers of streams that a busy machine carries, too."""
+"""Numbers of concurrent streams for which even a busy machine has enough CPU."""
 _BEAT_MS, _PROMPT_TOKENS = 20, 64
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _STREAMS_PER_SECOND, _SETTLE_S = 500, 0.7
@@ -33,7 +34,7 @@ _PAUSE_S, _WARM_S = 0.02, 0.2
 
 @dataclass
 class _Figures:
-    """One server's beside a number of streams: an item for each round, in milliseconds and us."""
+    """Figures of one server for one number of streams. Each list has one entry per round."""
 
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
@@ -41,7 +42,10 @@ class _Figures:
 
 
 def beside(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each server and number of streams; SMG's only where it can be installed."""
+    """Return a row for each server and number of streams.
+
+    SMG is included only if it can be installed.
+    """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
         servers = [stack.enter_context(bench.gateway(triton))]
@@ -56,9 +60,9 @@ def beside(bench: Bench) -> list[dict[str, Any]]:
 
 
 def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
-    """Return the rows of `servers`, measured in turn. Ratios are to the last of them.
+    """Return the rows of `servers`, measured in alternating windows.
 
-    Raises Unmeasured if a request failed.
+    Ratios are relative to the last server. Raises Unmeasured if a request failed.
     """
     counts = QUICK_STREAMS if bench.quick else STREAMS
     figures = {server.name: {count: _Figures() for count in counts} for server in servers}
@@ -78,7 +82,7 @@ def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
 def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> None:
     ramp_s = streams / _STREAMS_PER_SECOND
     begin = time.monotonic() + ramp_s + _SETTLE_S
-    # CPU times have a resolution of 10 ms.
+    # Measure a long window, because CPU times have a resolution of 10 ms.
     middle = begin + (bench.seconds if streams else 0.0)
     end = middle + _WARM_S + bench.seconds / 2
     paced = Load(
@@ -110,7 +114,8 @@ def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> N
         raise Unmeasured(f"{server.name}, {streams} streams: {errors[0]}")
     figures.p50_ms.append(1e3 * percentile(first.first, 50))
     figures.p99_ms.append(1e3 * percentile(first.first, 99))
-    # The pace is the upstream's, so a part of the time has that part of the tokens.
+    # Scale the number of tokens to the first part of the window. The upstream sends tokens at a
+    # constant rate, so a fraction of the time has the same fraction of the tokens.
     tokens = seen.tokens * (middle - begin) / (end - begin)
     figures.us_per_token.append(1e6 * cpu_s / tokens if tokens else math.nan)
 

@@ -1,8 +1,9 @@
 """Check whether a request or a token has become more expensive: python -m bench.bounds [--write]
 
-Counts instructions and compares them with those in instructions.json. `--write` records the new
-counts instead, for a change that is worth its cost, or that reduced one. The counts apply to one
-build of Python: with another build, or without valgrind, nothing is compared.
+The command counts instructions and compares the counts with those in instructions.json. `--write`
+stores the new counts instead; use it after a change that is worth its cost, or that reduced a
+count. The counts apply to one build of Python. With another build, or without valgrind, nothing is
+compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Latency from a client's disconnect to the stop request at Triton, while others stream."""
+"""Latency from a client's disconnect to the stop request at Triton, while other requests stream."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LANES = 5
 _AFTER_S = 0.15
 _APART_S = 0.027
 _PATIENCE_S = 60.0
-"""After this time an event is assumed not to come."""
+"""Maximum wait for an event, in seconds. An event that is later counts as missing."""
 _PEER_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """State of a request when its client disconnects."""
+    """A scenario: the state of a request when its client disconnects."""
 
     name: str
     seed: int
@@ -45,13 +45,13 @@ KINDS = (
 
 
 def cancel(bench: Bench) -> list[dict[str, Any]]:
-    """Return milliseconds until the stop request and the reset of the stream arrived, per kind."""
+    """Return a row per scenario: milliseconds until the stop request and the reset arrive."""
     count = 20 if bench.quick else 100
     rows = []
     bench.events.unlink(missing_ok=True)
     with bench.upstream() as triton, bench.gateway(triton) as server:
         begin = time.monotonic() + 1.5
-        # The clients below take about half of this.
+        # Set the load's end late enough: the clients below need about half of this time.
         end = begin + 2.0 + 2 * len(KINDS) * count * (_AFTER_S + _APART_S) / _LANES
         shares = bench.clients.start(
             Load(
@@ -93,9 +93,10 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
 
 
 def before_first_token(bench: Bench, server: Server, first: int, count: int) -> list[float]:
-    """Return seconds from a client's disconnect before the first token to the stop at the upstream.
+    """Return the stop latencies of clients that disconnect before the first token, in seconds.
 
-    Only stopped requests are included. No other requests may have the marks from `first` on.
+    A latency is the time from the disconnect to the stop request at the upstream. Requests that
+    were not stopped are left out. The marks from `first` on must not be used by other requests.
     """
     (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
     left = asyncio.run(
@@ -114,7 +115,7 @@ async def _disconnect_clients(
     events: Set[str] = frozenset({"stop", "reset"}),
     patience_s: float = _PATIENCE_S,
 ) -> dict[int, float]:
-    """Return when each client disconnected, by the request's max_tokens, which marks it."""
+    """Return the time at which each client disconnected, by the request's mark, its max_tokens."""
     left = {}
 
     async def lane(n: int) -> None:
@@ -128,8 +129,8 @@ async def _disconnect_clients(
                     if not data:
                         raise Unmeasured("the gateway closed a stream before its first token")
             await asyncio.sleep(_AFTER_S)
-            # On a busy machine a request arrives late, and only Triton's log shows when it has
-            # arrived.
+            # Wait until Triton's log shows that the request has arrived, which takes long on a busy
+            # machine.
             await _wait_for_events(bench, {(key, "arrival")}, _PATIENCE_S)
             left[key] = time.monotonic()
             writer.transport.abort()
@@ -141,7 +142,7 @@ async def _disconnect_clients(
 
 
 async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
-    """Wait until the scripted Triton has logged all `wanted`, or for `patience_s`."""
+    """Wait until the scripted Triton has logged all `wanted` events, or for `patience_s`."""
     deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():
         if time.monotonic() > deadline:
@@ -150,9 +151,9 @@ async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_
 
 
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
-    """Return when each event of a marked request was first logged, by mark and event.
+    """Return the time of the first log entry of each event, by the request's mark and event name.
 
-    A marked request continues after a stop, so it is stopped again later.
+    A marked request continues after a stop, so it may be stopped several times.
     """
     whole, _, _ = bench.events.read_text().rpartition("\n")
     lines = map(json.loads, reversed(whole.splitlines()))

@@ -1,10 +1,10 @@
-"""CPU of choosing among 8 replicas by their likely cache content, and of learning from answers.
+"""CPU time for choosing one of 8 replicas by estimated cache hits, and for updating the estimates.
 
     python -m bench.choice
 
-`known`: all replicas have half of the prompt and one has all of it. `new`: none has any of it.
-`hashes` are computed once for a request, for all replicas. The memory shown is the maximum for one
-replica.
+`known`: all replicas have half of the prompt cached, and one replica has all of it. `new`: no
+replica has any of it. `hashes` are computed once per request, for all replicas. The memory shown is
+the maximum for one replica.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _replicas() -> list[Replica]:
 
 
 def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the minimum of several rounds for each function."""
+    """Return the CPU time of each function in microseconds: the minimum of several rounds."""
     best = [float("inf")] * len(works)
     for _ in range(_TURNS):
         for number, work in enumerate(works):
@@ -61,7 +61,7 @@ def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def _costs(size: int, *, known: bool) -> list[float]:
-    """Return the costs of the hashes, the choice and the update."""
+    """Return the microseconds of computing the hashes, choosing a replica, and the update."""
     replicas, generation = _replicas(), _generation(size)
     prefixes = hash_prefixes(generation, "tenant")
     if known:
@@ -87,7 +87,7 @@ def _costs(size: int, *, known: bool) -> list[float]:
 
 
 def _max_bytes() -> int:
-    """Return the maximum memory for one replica, with prompts of many tenants."""
+    """Return the maximum memory of one replica's estimates in bytes, with many tenants."""
     prompts = [hash_prefixes(_generation(750)) for _ in range(5_000)]
     for number, prefixes in enumerate(prompts):
         prefixes.tenant = f"tenant {number % _TENANTS}"
@@ -95,7 +95,8 @@ def _max_bytes() -> int:
     tracemalloc.start()
     cache, most = PrefixCache(), 0
     for prefixes in prompts:
-        # Separate int objects, like those of hashes that outlive their request.
+        # Create separate int objects, as in the gateway, where hashes stay in memory after the
+        # request.
         prefixes.hashes = [int(str(value)) for value in prefixes.hashes]
         cache.record_answer(prefixes, cache.record_sent(prefixes), None)
         prefixes.hashes = []

@@ -1,7 +1,7 @@
-"""A direct gRPC call: frames written and read by hand, for a trusted server.
+"""Minimal gRPC client that writes and reads HTTP/2 frames itself, for a trusted server.
 
-The difference between a request through a gateway and one through here is what the gateway adds. A
-gRPC library here would add its own time and make the gateway look better.
+The difference between a request through a gateway and a request through this client is the time
+that the gateway adds. A gRPC library would add its own time here and make the gateway look better.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Received(Protocol):
 
 
 def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> bytes:
-    """Return a serialized ModelInferRequest for tensorrt_llm."""
+    """Return a serialized ModelInferRequest for the model tensorrt_llm."""
     request = pb.ModelInferRequest(model_name="tensorrt_llm", id=request_id)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     tensors: dict[str, tuple[str, int, bytes]] = {
@@ -44,7 +44,7 @@ def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> by
 
 
 class Direct(asyncio.Protocol):
-    """A connection with any number of requests on it."""
+    """An HTTP/2 connection, with any number of concurrent requests."""
 
     def __init__(self, authority: str, path: str) -> None:
         self._headers = b"\x83\x86" + b"".join(  # ":method POST", ":scheme http"
@@ -66,7 +66,7 @@ class Direct(asyncio.Protocol):
         self._transport.write(frames.PREFACE + frames.opening())
 
     def ask(self, request: bytes, received: Received) -> None:
-        """Send a request (up to 16 KiB) on a separate stream."""
+        """Send a request of up to 16 KiB on a new stream."""
         stream, self._next = self._next, self._next + 2
         self._waiting[stream] = bytearray(), received
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self._headers)
@@ -106,9 +106,9 @@ async def connect(address: str, path: str = PATH) -> Direct:
 
 
 async def first_tokens(address: str, requests: list[bytes], path: str = PATH) -> list[float]:
-    """Return the seconds from each request to its first message, one after the other.
+    """Return the seconds from each request to its first message. Requests are sent one by one.
 
-    Raises TimeoutError when the server does not answer.
+    Raises TimeoutError if the server does not answer.
     """
     line = await connect(address, path)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Dynamo's frontend, from its wheels, before a scripted worker."""
+"""Launcher of Dynamo's frontend, from its wheels, connected to a scripted worker."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _MODULES = ("dynamo.frontend.main", "dynamo.llm")
 def dynamo(bench: Bench) -> Iterator[Peer]:
     """Run Dynamo as documented for operation without etcd and NATS, with its fastest tokenizer.
 
-    It finds its worker through files, and they use their own protocol over TCP. So the time that it
-    adds to a first token cannot be separated from its worker's.
+    Dynamo finds its worker through files, and talks to it over TCP in a private protocol. The
+    worker cannot be measured without Dynamo, so the time that Dynamo adds to a first token is
+    unknown.
     """
     path = importable(bench, "dynamo", REQUIREMENTS, _MODULES)
     port, folder = bench.claims.take_free(), bench.folder / "dynamo"
     env = {
         "PYTHONPATH": path,
-        "HOME": str(folder),  # it stores a copy of the model's card here
+        "HOME": str(folder),  # set HOME, because Dynamo stores a copy of the model's card there
         "DYN_FILE_KV": str(folder / "found"),
         "DYN_TCP_RPC_HOST": LOCALHOST,
         "DYN_TCP_RESPONSE_STREAM_HOST": LOCALHOST,

@@ -1,9 +1,10 @@
-"""A scripted worker of Dynamo's frontend, without an engine behind it.
+"""A scripted worker for Dynamo's frontend, without an engine.
 
     python -m bench.dynamo_worker --model FOLDER --name NAME [--events FILE]
 
-Answers, paces and FILE are those of the scripted Triton (`upstream`), by `max_tokens` and `seed`; a
-stopped context is its stop request. Needs the packages ai-dynamo and ai-dynamo-runtime.
+As in the scripted Triton (`upstream`), `max_tokens` and `seed` select the answer and its pace, and
+FILE gets the events. A stopped context is logged as a stop request. Needs the packages ai-dynamo
+and ai-dynamo-runtime.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _WAITING = 64
 
 
 class ScriptedAnswer:
-    """A request being answered, with a bounded number of tokens that wait for the receiver."""
+    """A request that is being answered.
+
+    The number of tokens that the receiver has not taken is bounded.
+    """
 
     def __init__(self, tokens: int) -> None:
         self.due = asyncio.Semaphore(0)
@@ -51,7 +55,7 @@ class ScriptedAnswer:
 
 
 class DynamoWorker:
-    """The endpoint that the frontend calls. Create inside the event loop."""
+    """The endpoint that the frontend calls. Create the object inside the event loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -82,7 +86,7 @@ class DynamoWorker:
 
 
 async def run(model: Path, name: str, events: Path | None) -> None:
-    """Serve until cancelled."""
+    """Serve until the task is cancelled."""
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
     endpoint = runtime.endpoint("bench.backend.generate")
     worker = DynamoWorker(Log(events.open("a") if events else None))

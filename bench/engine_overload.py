@@ -1,14 +1,15 @@
-"""Requests beyond what the engine can take, with and without refusing early.
+"""Goodput of an overloaded engine, with the gateway's early refusal of requests on and off.
 
     python -m bench.engine_overload [--seconds 45] [--settle 15] [--times 1 2 5]
 
 A real Triton serves the synthetic engine: 16 requests at once, a first token after 100 ms, then 20
-tokens a second. Its capacity is what it gives to as many streams as have places. Then three tenants
-ask at random moments, with answers of 20 to 60 tokens, for once, twice and five times that much,
-through two gateways by turns: one with GATEWAY_REFUSE_EARLY off and one with it on. Each tenant
-wants its first tokens within 2 s. Goodput is the tokens that come, in a window, on streams whose
-first token was in time. In the end one tenant asks for three fifths of the capacity, and another of
-lower priority, which may wait for 15 s, for four times as much.
+tokens a second. Its capacity is measured first, in tokens per second with all slots in use. Then
+three tenants send requests for answers of 20 to 60 tokens, at random times. Together they request
+once, twice and five times the capacity. The requests go alternately through two gateways: one with
+GATEWAY_REFUSE_EARLY off, one with it on. Each tenant wants its first tokens within 2 s. Goodput is
+the number of tokens per second on streams whose first token was in time. Finally one tenant
+requests three fifths of the capacity, and a tenant of lower priority, which accepts a wait of 15 s,
+requests four times the capacity.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ops.local_stack.repository import PARAMETERS
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
-PLACES, BATCH = 20, 16  # the gateway gives 5/4 of the engine's batch
+PLACES, BATCH = 20, 16  # the gateway allows 5/4 of the engine's batch in flight
 FIRST_MS, PER_S = 100, 20
 LENGTHS = range(20, 61)
 WITHIN_S = 2.0
@@ -49,7 +50,7 @@ TENANTS = ("one", "two", "three")
 
 @dataclass
 class Asked:
-    """One request. Times are of the monotonic clock, 0 for what has not happened."""
+    """A request. Times are seconds of the monotonic clock; 0 for an event that did not happen."""
 
     tenant: str
     sent: float
@@ -63,7 +64,10 @@ class Asked:
 
 
 async def _ask(port: int, asked: Asked, tokens: int) -> None:
-    """On a connection of its own: the pools of client libraries are slow with a thousand."""
+    """Send a request on a new connection, and record the times of its events in `asked`.
+
+    The pools of client libraries are slow with a thousand connections.
+    """
     body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "stream": True}
     sent = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(LOCALHOST, port)
@@ -86,7 +90,7 @@ async def _ask(port: int, asked: Asked, tokens: int) -> None:
 
 
 async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list[Asked]) -> None:
-    """At random moments, whatever becomes of those before."""
+    """Send requests at random times until `end`, without waiting for earlier answers."""
     chance = random.Random(tenant)
     tasks = set()
     moment = time.monotonic()
@@ -95,7 +99,7 @@ async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list
         asked = Asked(tenant, time.monotonic())
         seen.append(asked)
         tasks.add(asyncio.create_task(_ask(port, asked, chance.choice(LENGTHS))))
-    # What is sent at the end has its time, too.
+    # Wait for the deadline of the last requests, too, before cancelling.
     await asyncio.sleep(BATCH_WITHIN_S if tenant == "batch" else WITHIN_S)
     for task in tasks:
         task.cancel()
@@ -104,7 +108,7 @@ async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list
 
 @dataclass
 class Window:
-    """Requests of `seconds` from `begin` on."""
+    """The requests in a window of `seconds` from `begin` on."""
 
     seen: list[Asked]
     begin: float
@@ -118,7 +122,7 @@ class Window:
         return [a for a in self.seen if self.begin <= a.sent < self.end and a.tenant in tenants]
 
     def tokens_per_s(self, within_s: float, *tenants: str) -> float:
-        """Return the tokens per second of streams whose first token was in time."""
+        """Return the tokens per second on streams whose first token was in time."""
         good = [a for a in self.seen if a.tenant in tenants and a.in_time(within_s)]
         inside = [self.begin <= at < self.end for a in good for at in a.tokens]
         return sum(inside) / self.seconds
@@ -151,7 +155,7 @@ async def _window(port: int, rates: dict[str, float], settle_s: float, seconds: 
 
 
 async def _capacity(port: int, seconds: float) -> float:
-    """Tokens a second on as many streams as have places, each asked for again at once."""
+    """Return the capacity in tokens per second: all slots are in use at all times."""
     begin = time.monotonic() + 3
     seen: list[Asked] = []
     chance = random.Random(0)
@@ -202,7 +206,7 @@ def _engine(folder: Path, claims: PortClaims) -> Iterator[str]:
 
 
 def measure(bench: Bench, triton: str, options: argparse.Namespace) -> None:
-    """Prints the tables."""
+    """Run all measurements and print their tables."""
     rows, last = [], []
     config = {"GATEWAY_CONFIG": str(_config(bench.folder)), "GATEWAY_LOG_LEVEL": "warning"}
     off = {**config, "GATEWAY_REFUSE_EARLY": "false"}

@@ -1,7 +1,7 @@
-"""HTTP/2 frames (RFC 9113), as needed by both ends of a gRPC call on a trusted connection.
+"""HTTP/2 frames (RFC 9113), as far as a gRPC call on a trusted connection needs them.
 
-Shared by the scripted upstream and the direct client. Header blocks to send are constants in the
-never-indexed-nor-Huffman form of RFC 7541, so no encoder is needed.
+The scripted upstream and the direct client share this module. Header blocks to send are constants:
+literal fields that are never indexed and not Huffman-coded (RFC 7541). No encoder is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_WINDOW = 65_535
 LARGEST_WINDOW = 2**31 - 1
 CANCEL = struct.pack(">I", 8)
 
-# Both ends accept everything: they grant the largest windows.
+# Settings that grant the largest windows, because both ends always accept all data.
 OPEN_SETTINGS = struct.pack(">HI", INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
 
 
@@ -29,7 +29,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def grpc_message(payload: bytes) -> bytes:
-    """Return the length-prefixed message, uncompressed."""
+    """Return the gRPC message with its length prefix, uncompressed."""
     return struct.pack(">BI", 0, len(payload)) + payload
 
 
@@ -43,15 +43,15 @@ def window_update(stream: int, size: int) -> bytes:
 
 
 def opening() -> bytes:
-    """Return the first frames of either end, which grant the largest windows.
+    """Return the first frames that an endpoint sends, which grant the largest windows.
 
-    A client's follow the preface.
+    A client sends the connection preface before them.
     """
     return frame(SETTINGS, 0, 0, OPEN_SETTINGS) + window_update(0, LARGEST_WINDOW - DEFAULT_WINDOW)
 
 
 def literal(name: str, value: str) -> bytes:
-    """Return a header field that is not added to a table."""
+    """Return an encoded header field that is not added to the dynamic table."""
     raw_name, raw_value = name.encode(), value.encode()
     if len(raw_name) > 126 or len(raw_value) > 126:
         raise ValueError(f"{name}: longer than 126 bytes")
@@ -59,7 +59,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield (kind, flags, stream, payload) of each complete frame, then remove them all."""
+    """Yield (kind, flags, stream, payload) of each complete frame, then remove these frames."""
     at, end = 0, len(buffer)
     view = bytes(buffer)
     while end - at >= 9:
@@ -73,7 +73,7 @@ def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def bare_payload(flags: int, payload: bytes) -> bytes:
-    """Return the payload without padding and priority (DATA and HEADERS)."""
+    """Return the payload of a DATA or HEADERS frame without padding and priority."""
     end = len(payload)
     if flags & PADDED:
         end -= payload[0]
@@ -82,7 +82,7 @@ def bare_payload(flags: int, payload: bytes) -> bytes:
 
 
 def take_messages(buffer: bytearray) -> Iterator[bytes]:
-    """Yield each complete gRPC message and remove it. Raises ValueError for a compressed one."""
+    """Yield and remove each complete gRPC message. Raises ValueError for a compressed message."""
     while len(buffer) >= 5:
         compressed, size = struct.unpack_from(">BI", buffer)
         if compressed:

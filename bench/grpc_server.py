@@ -1,7 +1,7 @@
-"""The server's side of HTTP/2 and gRPC for scripted upstreams: calls, windows, paced answers.
+"""HTTP/2 and gRPC server for scripted upstreams: calls, flow control, paced answers.
 
-A message is built once per request, so a token costs such a process about a microsecond, where a
-gRPC library needs tens.
+A message is serialized once per request. A token then costs such a process about a microsecond. A
+gRPC library would need tens of microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import hpack
 from bench import frames, pace
 
 MARKED = 900_000
-"""Answers of at least this many tokens belong to requests whose events are logged."""
+"""Marks: if a request's number of tokens is at least this, its events are logged."""
 
 _HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88: ":status 200"
 _OK = frames.literal("grpc-status", "0")
@@ -28,7 +28,7 @@ _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 
 
 class Log:
-    """Log of events of marked requests; ids are remembered until their stop request comes."""
+    """Log of the events of marked requests. An id is remembered until its stop request arrives."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
@@ -50,9 +50,10 @@ class Log:
 
 
 class ScriptedService(ABC):
-    """State shared by all connections. Create inside the event loop.
+    """State that all connections share. Create the object inside the event loop.
 
-    `methods` are the paths that it serves; `running` has the answers by request id.
+    `methods` are the gRPC paths that the service implements. `running` has the unfinished answers
+    by request id.
     """
 
     def __init__(self, log: Log, methods: Set[str]) -> None:
@@ -63,19 +64,19 @@ class ScriptedService(ABC):
 
     @abstractmethod
     def receive(self, call: ServerCall, message: bytes) -> None:
-        """Handle a message on a call of one of the methods."""
+        """Handle a message of a call. The call's path is one of `methods`."""
 
     def begin(self, answer: StreamedAnswer, key: int, seed: int) -> None:
-        """Answer at the pace of `seed`; log events if `key` is marked."""
+        """Send an answer at the pace of `seed`. Log its events if `key` is a mark."""
         self.log.began(answer.request_id, key)
         answer.call.answers.append(answer)
         self.running[answer.request_id] = answer
         self.pacer.add(answer, seed)
 
     def stop(self, request_id: str) -> bool:
-        """End a request like an engine that was stopped; a marked one continues.
+        """End a request as an engine would; a marked request continues.
 
-        Returns True if it was running.
+        Returns True if the request was running.
         """
         self.log.note(request_id, "stop")
         running = self.running.get(request_id)
@@ -85,7 +86,7 @@ class ScriptedService(ABC):
 
 
 class StreamedAnswer(ABC):
-    """A request being answered: `left` more tokens, `owed` of them due but not sent.
+    """An answer in progress. `left` tokens are not sent yet; `owed` of them are due.
 
     `size` is the approximate size in bytes of the next message's frames.
     """
@@ -101,7 +102,7 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def message(self) -> list[bytes]:
-        """Return the frames of the next token; `left` more follow it."""
+        """Return the frames of the next token. `left` is already the number of tokens after it."""
 
     @abstractmethod
     def send_stop(self) -> None:
@@ -133,7 +134,7 @@ class StreamedAnswer(ABC):
 
 
 class ServerCall:
-    """An HTTP/2 stream, which may have several answers. It ends after the last of them."""
+    """An HTTP/2 stream with one or more answers. It ends after its last answer."""
 
     def __init__(self, connection: ServerConnection, stream: int, path: str) -> None:
         self.stream = stream
@@ -150,9 +151,9 @@ class ServerCall:
             connection.send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _HEADERS))
 
     def takes(self, size: int) -> bool:
-        """Return True if `size` bytes can be sent, or if closed, so that a pacer notices.
+        """Return True if `size` bytes can be sent now. `size` includes frame headers.
 
-        Frame headers are included in `size`.
+        Returns True for a closed stream, too: the pacer then calls `emit` and notices the end.
         """
         open_for = min(self.window, self._connection.window)
         return self.closed or (not self._connection.paused and open_for >= size)
@@ -184,7 +185,7 @@ class ServerCall:
             self._connection.service.running.pop(answer.request_id, None)
 
     def send_message(self, message: bytes) -> None:
-        """Send a complete message, in as many frames as needed."""
+        """Send a complete message, split into as many DATA frames as needed."""
         data = frames.grpc_message(message)
         for at in range(0, len(data), 16_384):
             self.send(frames.frame(frames.DATA, 0, self.stream, data[at : at + 16_384]))
@@ -203,7 +204,7 @@ class ServerCall:
 
 
 class ServerConnection(asyncio.Protocol):
-    """A connection; data sent within one iteration of the loop goes out in one write."""
+    """A server's connection. All data of one event loop iteration is sent in one write."""
 
     def __init__(self, service: ScriptedService) -> None:
         self.service = service
@@ -303,9 +304,9 @@ class ServerConnection(asyncio.Protocol):
 
 
 async def serve(service: ScriptedService, port: int) -> None:
-    """Serve until cancelled.
+    """Serve until the task is cancelled.
 
-    Several processes may share a port: the kernel distributes connections.
+    Several processes may listen on one port: the kernel distributes connections among them.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,8 @@
-"""Instruction counts of a request and a token, by component: valgrind's callgrind.
+"""Instruction counts of a request and a token, by component, from valgrind's callgrind.
 
-Instruction counts are stable: two runs differ by less than a percent, where CPU time differs by a
-third. They depend on the build of Python and of its libraries. The kernel's instructions are not
-included.
+Instruction counts are stable: two runs differ by less than a percent, while CPU times differ by a
+third. The counts depend on the build of Python and of its libraries. They do not include the
+kernel's instructions.
 
 See decision 058 in docs/decisions.
 """
@@ -52,23 +52,27 @@ _PARTS = {
     "loop and HTTP parser": ("loop.", "parser."),
     "pydantic, orjson": ("_pydantic_core", "orjson"),
 }
-"""Columns of the table, by the prefixes of the files with the code. The rest is `other`."""
-_TEXT = b"~"  # of `upstream.TOKEN`
+"""Columns of the table: prefixes of the files with the component's code.
+
+Other files are `other`.
+"""
+_TEXT = b"~"  # text of `upstream.TOKEN`
 _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
 
 
 def instructions(bench: Bench) -> list[dict[str, Any]]:
-    """Return thousands of instructions: a request of one token through each protocol, and a token.
+    """Return thousands of instructions of a request of one token in each protocol, and of a token.
 
-    One request at a time, because a gateway under callgrind is forty times slower. A paced token is
-    delivered separately: the next is sent when it has arrived. Raises Unmeasured without valgrind.
+    Requests are sent one at a time, because a gateway under callgrind is forty times slower. With
+    paced tokens, the upstream sends a token when the client has received the previous one, so each
+    is delivered separately. Raises Unmeasured without valgrind.
     """
     if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
         raise Unmeasured("valgrind is not installed")
     files = bench.folder / "callgrind"
     under = [part.format(files) for part in _COMMAND]
-    # The garbage collector runs once in some hundred requests and would add 4 % to whichever row it
-    # falls into.
+    # Turn the garbage collector off. It runs once in some hundred requests, and would add 4 % to
+    # the row that is measured at that time.
     (bench.folder / "sitecustomize.py").write_text("import gc\n\ngc.disable()\n")
     path = os.pathsep.join([str(bench.folder), str(ROOT)])
     settings = {"PYTHONHASHSEED": "0", "PYTHONPATH": path}
@@ -90,9 +94,10 @@ def instructions(bench: Bench) -> list[dict[str, Any]]:
 
 @dataclass
 class _Counter:
-    """Client of a gateway under callgrind, whose files begin with `files`.
+    """Client that counts the instructions of a gateway under callgrind.
 
-    `upstreams` are the processes of the scripted Triton.
+    `files` is the prefix of callgrind's output files. `upstreams` are the process ids of the
+    scripted Triton.
     """
 
     server: Server
@@ -119,7 +124,7 @@ class _Counter:
         return _row(f"{protocol}, {size} tokens", found, _COUNTED)
 
     def token(self, name: str, seed: int, tokens: int, *, streams: int) -> dict[str, Any]:
-        """Count one token of a chat, as the difference between `tokens` + 1 tokens and one."""
+        """Count one token of a chat: the cost of `tokens` + 1 tokens minus that of one token."""
         short, long = (chat(seed=seed, tokens=n) for n in (1, tokens + 1))
         lines, path = self._lines[:streams], self.server.path
         step = self._step if seed == STEPPED else None
@@ -138,7 +143,7 @@ class _Counter:
         on_token: Callable[[], None] | None = None,
         at_least_s: float = 0.0,
     ) -> Counter[str]:
-        """Count the instructions of these requests, without the gateway's idle work."""
+        """Count the instructions of these requests, and subtract the gateway's idle work."""
         self._control("-z")
         began = time.monotonic()
         self._ask(lines, path, body, times, on_token)
@@ -198,10 +203,10 @@ def _row(what: str, found: Counter[str], times: int) -> dict[str, Any]:
 
 
 def _by_part(dump: Path) -> Counter[str]:
-    """Return the instructions in one of callgrind's files, by column.
+    """Return the instructions in one callgrind file, by column of the table.
 
-    Reference: Valgrind manual, "Callgrind Format Specification": `ob=` is followed by lines of a
-    position and a cost, and `calls=` by one line of the callee's cost.
+    Reference: Valgrind manual, "Callgrind Format Specification". `ob=` is followed by lines of a
+    position and a cost. `calls=` is followed by one line with the callee's cost.
     """
     names: dict[str, str] = {}
     found: Counter[str] = Counter()

@@ -1,8 +1,9 @@
-"""The cost of limits: the same requests with and without a tenant's limits, alternating.
+"""CPU time and throughput of tenants' limits: the same requests with and without limits.
 
-One gateway of one worker, then one of eight (or two, with few cores), with a real Redis. The
-requests are chats of one token. The last column is a small limit at its edge: 61 requests, each on
-a separate connection and so to any worker, of a tenant that is allowed 60 a minute.
+First one gateway with one worker is measured, then one with eight workers (two on a machine with
+few cores), with a real Redis. The requests are chats of one token. The last column tests a small
+limit: a tenant with 60 requests a minute sends 61 requests, each on a new connection and thus to
+any worker. The column has the number of accepted requests.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ROUNDS, _QUICK_ROUNDS = 4, 2
 _STREAMS = 64
 _FREE, _LIMITED, _SMALL = "unlimited", "limited", "small"
 _SMALL_LIMIT = 60
-# Slightly more than eight workers can serve: blocks get smaller near a limit.
+# Limits slightly above what eight workers can serve: workers reserve smaller blocks near a limit.
 _LIMITS = {
     "requests_per_minute": 2_000_000,
     "tokens_per_minute": 200_000_000,
@@ -41,7 +42,7 @@ _LIMITS = {
 
 
 class _Round(NamedTuple):
-    """A window with or without limits, and the CPU that Redis used in it."""
+    """Results of a window with or without limits, and the CPU seconds of Redis in the window."""
 
     seen: Window
     redis_s: float
@@ -52,7 +53,7 @@ class _Round(NamedTuple):
 
 
 def limits(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each number of workers; figures are medians of the windows."""
+    """Return a row for each number of workers. Figures are medians of several windows."""
     available = len(os.sched_getaffinity(0))
     many = 8 if available >= 16 else 2
     if many < 8:
@@ -113,7 +114,7 @@ def _gateway(bench: Bench, workers: int) -> Iterator[tuple[Server, Any]]:
         bench.redis() as url,
         contextlib.closing(redis.Redis.from_url(url)) as client,
     ):
-        client.flushall()  # from the gateway before
+        client.flushall()  # remove the counters of the previous gateway
         settings = {
             "GATEWAY_REDIS_URL": url,
             "GATEWAY_CONFIG": str(_config(bench.folder)),

@@ -1,8 +1,8 @@
-"""The LiteLLM proxy, from its wheel, in a separate virtual environment under build/.
+"""Benchmark of the LiteLLM proxy, installed from its wheel into a virtual environment under build/.
 
-It speaks OpenAI's protocol to its upstream, so its upstream is a scripted OpenAI server at the pace
-of the scripted Triton. What LiteLLM adds is relative to that server, what the gateway adds to that
-Triton.
+LiteLLM speaks OpenAI's protocol to its upstream, so the upstream is a scripted OpenAI server at the
+pace of the scripted Triton. LiteLLM's added time is relative to that server. The gateway's added
+time is relative to the scripted Triton.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STREAMS = (20, 50)
 
 
 def litellm(bench: Bench) -> list[dict[str, Any]]:
-    """Measure LiteLLM and the gateway under the same load, each before its scripted upstream."""
+    """Measure LiteLLM and the gateway under the same load, each with its own scripted upstream."""
     if (executable := _install(bench)) is None:
         return []
     rows = []
@@ -47,7 +47,7 @@ def litellm(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _row(bench: Bench, server: Server, straight_s: list[float]) -> dict[str, Any]:
-    # The heaviest loads come last, because unfinished requests of one load continue after it.
+    # Measure the heaviest loads last, because their unfinished requests continue afterwards.
     row: dict[str, Any] = {"who": server.name}
     seconds = max(bench.seconds, 2.0)
     alone = window(bench, server, chat(seed=BURST, tokens=1), 1, seconds=seconds)
@@ -77,7 +77,7 @@ def _upstream(bench: Bench) -> Iterator[Server]:
 @contextlib.contextmanager
 def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]:
     port = bench.claims.take_free()
-    config = bench.folder / "litellm.json"  # JSON is YAML
+    config = bench.folder / "litellm.json"  # write JSON, which is valid YAML
     parameters = {
         "model": "openai/demo",
         "api_base": f"http://{LOCALHOST}:{upstream.port}/v1",
@@ -88,9 +88,9 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
     command = [str(executable), "--config", str(config), "--host", LOCALHOST]
     command += ["--port", str(port), "--num_workers", "1", "--telemetry", "False"]
     live = "/health/liveliness"
-    # The price list is in the wheel; nothing has to be downloaded.
+    # Use the price list in the wheel, to avoid a download.
     env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
-    # No keys, so their cost is not included.
+    # Require no API keys, so that the cost of checking keys is not included.
     env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
     ready = f"http://{LOCALHOST}:{port}{live}"
     with bench.running("litellm", command, ready, bench.cores.gateway, **env) as child:
@@ -98,7 +98,10 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
 
 
 def _install(bench: Bench) -> Path | None:
-    """Return the proxy's command, installed by the first run; None, and a note, if that fails."""
+    """Return the proxy's command, which the first run installs.
+
+    If that fails, add a note; return None.
+    """
     executable, marker = _VENV / "bin" / "litellm", _VENV / ".installed"
     if marker.exists() and marker.read_text() == REQUIREMENT:
         return executable

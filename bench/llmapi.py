@@ -1,7 +1,7 @@
-"""The cost of a token whose response repeats all text before it, beside token ids.
+"""CPU time of a token if each response repeats all earlier text (llmapi), compared with token ids.
 
-Both gateways alternate under the same load: 100 streams, a token each every 20 ms, in answers of
-64, 512 and 4,096 tokens of 4 bytes, measured equally at all their positions.
+Both gateways alternate under the same load: 100 streams, one token every 20 ms each, in answers of
+64, 512 and 4,096 tokens of 4 bytes. Each window covers all positions of an answer equally.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ LENGTHS = (64, 512, 4096)
 STREAMS = 100
 _BEAT_MS = 20
 _ROUNDS = 3
-# The duration of the shortest answer. Streams started together would end together, and a window
-# would contain either two or three of these moments.
+# Duration of the shortest answer, over which the streams' starts are spread. Streams that start
+# together would end together, and a window would contain either two or three such ends.
 _RAMP_S = 1.28
-# The part of an answer before its first measured position comes at once, and must not count.
+# Seconds before the window. A first answer may start at a later position, and its earlier text
+# arrives at once; this time must not be measured.
 _SETTLE_S = 3.0
 _PIECE_BYTES = 4
 
 
 def llmapi(bench: Bench) -> list[dict[str, Any]]:
-    """Return CPU of each gateway, requests included, and their ratio, per length."""
-    # The repository does not report these; with the gateway's default, 36 of the streams would
-    # queue.
+    """Return, per answer length, the CPU time of each gateway, requests included, and the ratio."""
+    # Set both limits, because the llmapi repository does not report them. With the gateway's
+    # default, 36 of the 100 streams would be queued.
     limit = {"GATEWAY_MAX_SEQ_LEN": str(MAX_SEQ_LEN), "GATEWAY_REPLICA_IN_FLIGHT": "256"}
     with (
         bench.upstream() as of_ids,

@@ -3,13 +3,13 @@
     python -m bench.llmapi_abort [--rounds 12] [--release main 1.3 1.2]
 
 A real Triton serves the synthetic engine through the llmapi repository, with the behaviour of three
-releases: one slot, a first token after 100 ms, then one every 20 ms. A request goes through
-`gateway serve` and is ended by its client's disconnect, its deadline or a stop string; or it goes
-straight to Triton and is ended by a stop request. The next request is queued behind it and reports
-when it was scheduled, by the engine's clock, which is this machine's. The result is the
-milliseconds from the abort to that time. For a stop string the abort is the token that completes
-it; for a queued request the engine is freed at the abort. The exit code is 1 if a median is above
-300 ms, or if the gateway does not count exactly one end per request.
+releases. The engine has one slot, and sends a first token after 100 ms, then one every 20 ms. A
+request goes through `gateway serve`, and ends by its client's disconnect, its deadline or a stop
+string. Or it goes straight to Triton, and ends by a stop request. Another request is queued behind
+it, and reports by the engine's clock when it was scheduled. The result is the time in milliseconds
+from the abort to that moment. For a stop string, the abort is the token that completes the string.
+For a queued request, the engine is freed at the time of the abort. The exit code is 1 if a median
+is above 300 ms, or if the gateway does not count exactly one end per request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _ENDLESS, _SHORT = 100_000, 20
 _FOLLOWS_S = 0.02
 _PATIENCE_S = 60.0
 _ONE, _TWO, _THE = 487, 1346, 317
-# " one" ten times, " two" nine times, " the": each stop string selects a phase.
+# Output: " one" ten times, " two" nine times, " the". Each stop string first occurs in another
+# phase.
 _SCRIPT = [_ONE] * 10 + [_TWO] * 9 + [_THE]
 HOW = ("client leaves", "deadline", "stop request", "stop string")
 # Seconds from the request to its abort.
@@ -62,7 +63,7 @@ _STOPS = {
 
 
 class Deployment:
-    """A release's model, with a gateway before it."""
+    """A gateway, and a Triton with the model of one release."""
 
     def __init__(self, model: DirectModel, http: httpx.AsyncClient) -> None:
         self._model = model
@@ -72,7 +73,7 @@ class Deployment:
         """Number of requests sent to the gateway."""
 
     async def measure(self, how: str, phase: str) -> float:
-        """Return milliseconds from the abort to the engine's next request."""
+        """Return the milliseconds from the abort until the engine starts the next request."""
         tokens = _SHORT if phase == "at the last token" else _ENDLESS
         stop, after_s = None, PHASES[phase]
         if how == "stop string":
@@ -103,14 +104,15 @@ class Deployment:
     async def _victim(
         self, how: str, tokens: int, stop: str | None, after_s: float
     ) -> str | asyncio.Task[bytes]:
-        """Return the id of a request to Triton, or the task of one to the gateway."""
+        """Start the request to abort. Return its id at Triton, or the task of a gateway request."""
         if how == "stop request":
             return await self._start_request(tokens)
         body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "stream": True, "stop": stop}
         headers = {"x-request-timeout": f"{after_s:.3f}"} if how == "deadline" else {}
 
         async def sent(event: str, _: object) -> None:
-            # On a busy machine a client may disconnect before it has sent the request.
+            # Count only requests that were sent completely: on a busy machine, a client may
+            # disconnect before.
             self.asked += event == "http11.send_request_body.complete"
 
         async def ask() -> bytes:
@@ -121,7 +123,7 @@ class Deployment:
         return asyncio.create_task(ask())
 
     async def _start_request(self, tokens: int) -> str:
-        """Send a request straight to Triton, without reading its answer, and return its id."""
+        """Send a request straight to Triton without reading its answer. Return the request's id."""
         self._number += 1
         name = f"abort-{self._number}"
         build = self._model.request(name)
@@ -135,7 +137,10 @@ class Deployment:
         await self._model.send(self._model.stop(name))
 
     async def _wait_until_scheduled(self) -> float:
-        """Return when the engine started a new request, in monotonic seconds."""
+        """Send a request to Triton.
+
+        Return the time at which the engine started it, in monotonic seconds.
+        """
         self._number += 1
         build = self._model.request(f"behind-{self._number}")
         build.texts("prompt", ["x"])
@@ -147,7 +152,10 @@ class Deployment:
         raise RuntimeError("the engine does not tell when it began")
 
     async def ends(self) -> float:
-        """Return the number of ends that the gateway counted, after waiting for one per request."""
+        """Return the number of ended requests that the gateway counted.
+
+        Waits until the gateway has counted all requests, but not for an unlimited time.
+        """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             ends = await self._ends()
@@ -181,11 +189,12 @@ async def _run_deployment(triton: str, release: str, port: int) -> AsyncIterator
 async def _rows(triton: str, release: str, port: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
     async with _run_deployment(triton, release, port) as place:
-        # exclude what only the first request pays
+        # warm up: the first request has additional costs
         await place.measure("client leaves", "in the middle")
         for how in HOW:
             for phase in PHASES:
-                # No text exists yet; or, in 1.2, none before the complete text.
+                # Skip the phases without text: the queue and, in release 1.2, all phases before the
+                # end.
                 if how == "stop string" and (phase == "queued" or release == V1_2):
                     continue
                 found = [await place.measure(how, phase) for _ in range(rounds)]

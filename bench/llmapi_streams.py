@@ -1,11 +1,11 @@
-"""Survival of Triton under llmapi's streams, with this project's model and one that polls.
+"""Survival test of Triton with llmapi streams, for this project's model and one that polls.
 
     python -m bench.llmapi_streams [--chats 5000] [--concurrency 32]
 
-A real Triton serves the synthetic engine through the llmapi repository, a new process for each row.
-Chats go through `gateway serve`, which sets `streaming` like its clients. A row ends when Triton
-has died. The exit code is 1 if a chat failed, or Triton died, in any row except the last: that one
-shows the risk of streaming from TensorRT-LLM's own model.py.
+A real Triton serves the synthetic engine through the llmapi repository, with a new process for each
+row. Chats go through `gateway serve`, which sets `streaming` if its client does. A row ends early
+if Triton dies. The exit code is 1 if, in any row except the last, a chat failed or Triton died. The
+last row shows the risk of streaming from TensorRT-LLM's own model.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = [(polls, stream) for polls in (False, True) for stream in (False, True)]
 
 
 class Chats:
-    """A number of chats in a closed loop, until Triton has died."""
+    """A number of chats in closed loops, until Triton dies."""
 
     def __init__(self, port: int, triton: int, *, stream: bool) -> None:
         self._port = port
@@ -48,7 +48,7 @@ class Chats:
 
     @property
     def triton_lives(self) -> bool:
-        """True while the process that was started runs."""
+        """True while the Triton process that was started is running."""
         return self._triton.is_running() and self._triton.status() != psutil.STATUS_ZOMBIE
 
     async def run(self, count: int, concurrency: int) -> None:
@@ -134,7 +134,7 @@ def main() -> int:
         engine = synthetic.build(
             bench.folder / "engine",
             vocab_size=4096,
-            tokens=[487],  # " one"
+            tokens=[487],  # the token " one"
             first_token_ms=0,
             tokens_per_second=_TOKENS_PER_S,
             max_batch_size=options.concurrency,

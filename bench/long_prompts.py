@@ -1,7 +1,8 @@
-"""Prompts of 8,000 to 128,000 tokens: their cost, and their effect on other streams.
+"""Cost of prompts of 8,000 to 128,000 tokens, and their effect on other streams.
 
-First one after the other, each for one token, alone; then beside 100 streams of a token every 20
-ms; then several that stay open after their first token, for the memory retained while answering.
+Three cases are measured. First, requests for one token, one after the other and without other load.
+Second, the same requests while 100 streams receive a token every 20 ms. Third, several streams that
+stay open after their first token, for the memory that a running request retains.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from ops.local_stack.ports import LOCALHOST
 SIZES = (8_000, 32_000, 128_000)
 _STREAMS, _BEAT_MS = 100, 20
 _OPEN, _QUICK_OPEN = 16, 8
-# Long enough for several prompts, on a busy machine too.
+# Prompt tokens per second, for the length of a window. It must suffice for several prompts even on
+# a busy machine.
 _PER_SECOND = 16_000
 _BEGUN_WITHIN_S, _SETTLE_S = 60.0, 2.0
 _PEAK = "VmHWM"
 
 
 def long_prompts(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each size.
+    """Return a row for each prompt size.
 
-    Memory is that of the gateway's process, from the operating system.
+    Memory is the memory of the gateway's process, as the operating system reports it.
     """
     rows = []
     with bench.upstream() as triton:
         for size in SIZES:
-            # A separate gateway each: a shorter prompt would reuse memory that a longer one freed.
+            # Start a new gateway for each size: a shorter prompt would reuse memory that a longer
+            # prompt has freed.
             with bench.gateway(triton) as server:
                 rows.append(_row(bench, server, size))
     return rows
@@ -47,7 +50,7 @@ def long_prompts(bench: Bench) -> list[dict[str, Any]]:
 def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
     bench = replace(bench, seconds=max(bench.seconds, size / _PER_SECOND))
     body = chat(seed=BURST, tokens=1, prompt_tokens=size)
-    window(bench, server, body, 1, seconds=1.0)  # load what later requests find loaded
+    window(bench, server, body, 1, seconds=1.0)  # warm up: load what later requests need
     before = server.rss()
     _forget_peak(server)
     alone = window(bench, server, body, 1)
@@ -71,7 +74,7 @@ def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
 
 
 def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, int]:
-    """Measure streams alone and beside such prompts; also return the number of prompts."""
+    """Measure the streams alone and beside long prompts. Also return the number of prompts."""
     trickle = chat(seed=_BEAT_MS)
     calm = window(bench, server, trickle, _STREAMS, watched=True)
     with _background_load(bench, server, body, 1, 2 * bench.seconds + 2.0) as shares:
@@ -80,11 +83,12 @@ def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, 
 
 
 def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
-    """Return the bytes retained per stream after its first token."""
+    """Return the bytes that the gateway retains per open stream after its first token."""
     streams = _QUICK_OPEN if bench.quick else _OPEN
     body = server.body(chat(seed=IDLE, prompt_tokens=size))
     with contextlib.ExitStack() as lines:
-        # The first stream absorbs what is allocated during reading and then freed.
+        # Open one stream before the measurement: the allocator then has its memory for reading a
+        # prompt.
         lines.enter_context(_open_stream(server, body, 0))
         before = _wait_for_settled_rss(server)
         for number in range(1, streams + 1):
@@ -93,13 +97,13 @@ def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
 
 
 def _wait_for_settled_rss(server: Server) -> int:
-    """Return the resident bytes after memory of a prompt's text was freed."""
+    """Return the resident bytes, after waiting until the memory of a prompt's text is freed."""
     time.sleep(_SETTLE_S)
     return server.rss()
 
 
 def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
-    """Return a stream that has received its first token."""
+    """Return the connection of a stream that has received its first token."""
     line = socket.create_connection((LOCALHOST, server.port), timeout=_BEGUN_WITHIN_S)
     line.sendall(request(server.port, server.path, body.replace(NUMBER, b"%08d" % number)))
     while LETTER not in (data := line.recv(2**16)):
@@ -112,7 +116,7 @@ def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
 def _background_load(
     bench: Bench, server: Server, body: bytes, streams: int, seconds: float
 ) -> Iterator[list[Future[Seen]]]:
-    """Run another load, from now on, beside the code inside."""
+    """Run another load while the code inside the context runs."""
     now = time.monotonic()
     load = Load(
         port=server.port,
@@ -127,7 +131,7 @@ def _background_load(
 
 
 def _peak(server: Server) -> int:
-    """Return the peak of resident bytes since `_forget_peak`."""
+    """Return the peak of the resident bytes since the call of `_forget_peak`."""
     for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
         if line.startswith(_PEAK):
             return 1024 * int(line.split()[1])
@@ -135,5 +139,5 @@ def _peak(server: Server) -> int:
 
 
 def _forget_peak(server: Server) -> None:
-    # proc(5): 5 resets the peak to the current resident size.
+    # Write 5, which resets the peak to the current resident size (proc(5)).
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")

@@ -1,9 +1,10 @@
-"""Adapters: a resident one against the base model, an upload against plainly sending its bytes.
+"""Cost of LoRA adapters: requests with a resident adapter, and uploads of new adapters.
 
-On `gateway up` with the synthetic engine and the shapes of an 8B Llama model, with adapters of
-about 13 and 132 MB. Alternating: requests to the base model and to a resident adapter; the first
-request of an adapter through the gateway, and tritonclient sending the same tensors itself. Also
-measured: how long the upload stalls the gateway's event loop.
+`gateway up` runs the synthetic engine with the shapes of an 8B Llama model, and adapters of about
+13 and 132 MB. Two comparisons alternate. Requests to a resident adapter are compared with requests
+to the base model. The first request of an adapter through the gateway is compared with tritonclient
+sending the same tensors. The longest stall of the gateway's event loop during an upload is also
+measured.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ Tensors = tuple[npt.NDArray[np.float16], npt.NDArray[np.int32]]
 
 
 def make_engine(folder: Path) -> Path:
-    """Return a synthetic engine's folder that answers immediately, with the demo tokenizer."""
+    """Write a synthetic engine that answers immediately, with the demo's tokenizer.
+
+    Return its folder.
+    """
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(MODEL / name, folder / name)
@@ -92,12 +96,12 @@ def make_tensors(kind: str, seed: int) -> Tensors:
     block = np.random.default_rng(seed).standard_normal(max(used)).astype(np.float16)
     for row, size in enumerate(used):
         weights[0, row, :size] = block[:size]
-        weights[0, row, 0] = row  # distinct rows, so that contents differ
+        weights[0, row, 0] = row  # make the rows, and so the adapters, differ
     return weights, np.array([rows], np.int32)
 
 
 async def ask(client: httpx.AsyncClient, model: str) -> float:
-    """Return the seconds from the request to the answer of one token."""
+    """Send a request for one token. Return the seconds until its answer."""
     body = {"model": model, "prompt": "one two three", "max_tokens": 1, "temperature": 0}
     started = time.perf_counter()
     response = await client.post("/v1/completions", json=body)
@@ -107,13 +111,16 @@ async def ask(client: httpx.AsyncClient, model: str) -> float:
 
 
 async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -> dict[str, float]:
-    """Alternate base model and resident adapter; return ms and the gateway's CPU in us."""
+    """Measure requests to the base model and to a resident adapter, alternating.
+
+    Return milliseconds per request, and the gateway's CPU microseconds per request.
+    """
     process = psutil.Process(pid)
     seconds: dict[str, list[float]] = {"demo": [], "warm": []}
     cpu = {"demo": 0.0, "warm": 0.0}
     for model in seconds:
         await ask(client, model)
-    # Blocks, because the operating system's clock for CPU time ticks every 10 ms.
+    # Measure blocks of requests, because the operating system's CPU clock ticks every 10 ms.
     for block in range(BLOCKS):
         for model in sorted(seconds, reverse=bool(block % 2)):
             before = sum(process.cpu_times()[:2])
@@ -129,7 +136,10 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
 
 
 async def longest_silence(url: str, until: asyncio.Event) -> float:
-    """Return the longest seconds of a trivial request until the event: a stalled event loop."""
+    """Send trivial requests until the event is set. Return the longest duration in seconds.
+
+    This shows for how long the event loop was stalled.
+    """
     longest = 0.0
     async with httpx.AsyncClient(base_url=url) as client:
         while not until.is_set():
@@ -141,7 +151,7 @@ async def longest_silence(url: str, until: asyncio.Event) -> float:
 
 
 async def measure_upload(client: httpx.AsyncClient, url: str, model: str) -> tuple[float, float]:
-    """Return the seconds of an adapter's first request, and the longest stall during it."""
+    """Return the seconds of an adapter's first request, and the event loop's longest stall."""
     done = asyncio.Event()
     probe = asyncio.create_task(longest_silence(url, done))
     await asyncio.sleep(0.2)
@@ -153,7 +163,7 @@ async def measure_upload(client: httpx.AsyncClient, url: str, model: str) -> tup
 async def measure_plain_upload(
     server: triton.InferenceServerClient, tensors: Tensors, task: int
 ) -> float:
-    """Return the seconds until tritonclient has the answer to a request with the same weights."""
+    """Return the seconds until tritonclient has an answer to a request with these tensors."""
     weights, config = tensors
     values: dict[str, npt.NDArray[Any]] = {
         "input_ids": np.array([[5, 6, 7]], np.int32),
@@ -236,7 +246,7 @@ async def measure(
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row each for the base model, a resident adapter, and each size of an upload."""
+    """Return rows for the base model, for a resident adapter, and for an upload of each size."""
     base = results["warm"]
     empty = {"plain client ms": None, "ratio": None, "stall ms": None}
     found: list[dict[str, Any]] = [

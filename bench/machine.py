@@ -1,4 +1,4 @@
-"""The machine: its description, and the assignment of processes to cores."""
+"""Description of the machine, and assignment of processes to cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-# Settings of a gateway that a run may compare; they are passed through to it.
+# Environment variables of a gateway that a run may set; the benchmark passes them to the gateway.
 _SETTINGS = {"GATEWAY_LOG_LEVEL", "GATEWAY_TRITON_TRANSPORT", "GATEWAY_WORKERS"}
 _PACKAGES = ("uvicorn", "uvloop", "grpcio", "protobuf", "h2", "tokenizers", "nvidia-pytriton")
 
@@ -26,7 +26,7 @@ def pin(cores: Iterable[int]) -> None:
 
 
 def pin_family(pid: int, cores: Iterable[int]) -> None:
-    """Bind a running process, its children and all their threads."""
+    """Bind a running process, its child processes, and all their threads to cores."""
     process = psutil.Process(pid)
     for member in [process, *process.children(recursive=True)]:
         for thread in member.threads():
@@ -36,9 +36,9 @@ def pin_family(pid: int, cores: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class Cores:
-    """Assignment of cores. With fewer than 4, client and upstream share what remains.
+    """Assignment of cores.
 
-    With fewer than 4, client and upstream share those without the gateway.
+    If the gateway leaves fewer than 3 cores, the upstream and the client share these cores.
     """
 
     gateway: tuple[int, ...]
@@ -47,11 +47,11 @@ class Cores:
 
 
 def cores_for(workers: int) -> Cores:
-    """Give the gateway an exclusive core for each worker."""
+    """Return an assignment that gives the gateway an exclusive core for each worker."""
     every = sorted(os.sched_getaffinity(0))
     if len(every) < workers + 1:
         return Cores(tuple(every), tuple(every), tuple(every))
-    # From the end: interrupts tend to be on the first core.
+    # Take the gateway's cores from the end: interrupts tend to be on the first core.
     gateway, rest = every[-workers:], every[:-workers]
     if len(rest) < 3:
         return Cores(tuple(gateway), tuple(rest), tuple(rest))
@@ -60,7 +60,7 @@ def cores_for(workers: int) -> Cores:
 
 
 def describe() -> dict[str, str]:
-    """Return what a reader needs to know to compare figures."""
+    """Return the facts about the machine and its software that affect the figures."""
     cpu = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -85,16 +85,19 @@ def describe() -> dict[str, str]:
 
 
 class Others:
-    """CPU use of the machine outside this process and its children, since construction."""
+    """CPU use by other processes since the object was created.
+
+    Excludes this process and its children.
+    """
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._before = self._elsewhere_s()
 
     def cores(self) -> float:
-        """Return how many cores others used on average, the hypervisor included.
+        """Return the average number of cores that other processes and the hypervisor used.
 
-        Call it after all children have ended: until then theirs count as others'.
+        Call this after all child processes have ended: a running child counts as another process.
         """
         return (self._elsewhere_s() - self._before) / (time.monotonic() - self._started)
 

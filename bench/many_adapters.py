@@ -1,9 +1,10 @@
-"""CPU of a gateway's start with many adapters, by the content of Redis.
+"""CPU time of a gateway's start with many adapters, for three states of Redis.
 
     python -m bench.many_adapters [ADAPTERS]
 
-`empty`: Redis has none of them and accepts all. `same`: it has all of them. `full`: it has none and
-refuses writes, for 12 s. Weights have 8 KiB, so that the comparison dominates the cost.
+`empty`: Redis has none of the adapters and accepts all. `same`: Redis has all of them. `full`:
+Redis has none and refuses writes, for 12 s. Weights have 8 KiB, so the comparison with Redis
+dominates the cost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lora_store.tiered import TieredStore
 from ops.local_stack.binaries import find_redis_server
 
 _FULL_S = 12.0
-_AFTER_S = 4.0  # the comparison is over by then
+_AFTER_S = 4.0  # the comparison has ended by then
 _ROWS = [(1, layer, 4) for layer in range(8)]
 
 
@@ -50,7 +51,7 @@ def _fill(root: Path, adapters: int) -> None:
 
 
 async def _start(root: Path, url: str, adapters: int, *, full: bool) -> None:
-    """Return once Redis has all, or after a fixed time if it accepts nothing."""
+    """Start a store. Return when Redis has all adapters, or after a while if it refuses writes."""
     tier = RedisTier(RedisSettings(url, timeout_s=30))
     async with TieredStore(Disk(root), tier, memory_bytes=2**20):
         until = time.monotonic() + _FULL_S

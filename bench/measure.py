@@ -1,4 +1,4 @@
-"""A window of measurement: a load from outside, and the resources of the process under test."""
+"""Measurement in a window of time: a load from outside, and the CPU of the process under test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ops.local_stack.ports import LOCALHOST
 _CANARY_PERIOD_S = 0.005
 _CANARY_TIMEOUT_S = 5.0
 _LEAD_S = 2.5
-"""Seconds before the streams of a client start; on a busy machine it starts late."""
+"""Seconds between the start of a client process and the window. A busy machine starts it late."""
 _STREAMS_PER_SECOND = 500
 TOKENS_FOR_EVER = 500_000
 _WORDS = "The capital of France is the city in which most people live and work today"
@@ -35,7 +35,7 @@ _WORDS = "The capital of France is the city in which most people live and work t
 
 @dataclass(frozen=True)
 class Window:
-    """Results of a window: `cpu_s` of the process under test, `seen` by the clients."""
+    """Results of a window. `cpu_s` is of the process under test; `seen` is what the clients saw."""
 
     seconds: float
     cpu_s: float
@@ -52,7 +52,7 @@ class Window:
 
     @property
     def stall_ms(self) -> float:
-        """The longest wait of the canary; NaN without a canary."""
+        """The longest response time of the canary in milliseconds; NaN without a canary."""
         return 1e3 * max(self.canary_s, default=math.nan)
 
     @property
@@ -61,7 +61,7 @@ class Window:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` of all do not exceed; NaN if empty."""
+    """Return the smallest value that `percent` of all values do not exceed; NaN if empty."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan
 
@@ -69,7 +69,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def chat(
     *, seed: int, tokens: int = TOKENS_FOR_EVER, prompt_tokens: int = 8, model: str = "demo"
 ) -> bytes:
-    """Return the body of a streamed chat with a new prompt of about `prompt_tokens` tokens."""
+    """Return the body of a streamed chat with a unique prompt of about `prompt_tokens` tokens."""
     return orjson.dumps(
         {
             "model": model,
@@ -83,7 +83,7 @@ def chat(
 
 
 def prompt(tokens: int) -> str:
-    """Return English words after a number that the load client makes different each time."""
+    """Return English words after a number, which the load client replaces in each request."""
     per_word = _count(_WORDS) / len(_WORDS.split())
     words = round((tokens - _count(NUMBER.decode())) / per_word)
     return " ".join([NUMBER.decode(), *islice(cycle(_WORDS.split()), max(1, words))])
@@ -94,7 +94,7 @@ def _count(text: str) -> int:
 
 
 def encode(text: str) -> list[int]:
-    """Return the demo model's token ids."""
+    """Return the token ids of a text in the demo model's tokenizer."""
     return list(_tokenizer().encode(text).ids)
 
 
@@ -104,7 +104,10 @@ def _tokenizer() -> Tokenizer:
 
 
 def wait_until(moment: float) -> None:
-    """Sleep until the monotonic clock shows `moment`; return at once if that is past."""
+    """Sleep until the monotonic clock shows `moment`.
+
+    Return at once if the moment is in the past.
+    """
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
@@ -120,12 +123,12 @@ def window(
     watched: bool = False,
     on_edge: Callable[[], object] = lambda: None,
 ) -> Window:
-    """Load the server with `streams` closed loops and measure for `seconds`.
+    """Load the server with `streams` closed loops, and measure for `seconds`.
 
-    Streams start one after the other within `ramp_s`, by default as quickly as possible. The canary
-    runs only if `watched`: its 200 requests a second use CPU that is not for tokens. `on_edge` is
-    called at the start and at the end of the window. Raises Unmeasured if any stream failed:
-    figures of a server that refuses mean nothing.
+    Streams start one after the other within `ramp_s` seconds, by default as quickly as possible.
+    The canary runs only if `watched` is True: its 200 requests a second use CPU time that would be
+    attributed to tokens. `on_edge` is called at the start and at the end of the window. Raises
+    Unmeasured if any stream failed, because the figures of a server that refuses are meaningless.
     """
     seconds = seconds or bench.seconds
     if ramp_s is None:
@@ -141,7 +144,7 @@ def window(
         begin=begin,
         end=begin + seconds,
     )
-    # Before the load: under it, a new connection waits for earlier ones.
+    # Connect the canary before the load starts: later, its connection would wait for others.
     nobody: contextlib.AbstractContextManager[list[float]] = contextlib.nullcontext([])
     with canary(server, begin) if watched else nobody as latencies:
         shares = bench.clients.start(load)
@@ -159,10 +162,10 @@ def window(
 
 @contextlib.contextmanager
 def canary(server: Server, begin: float) -> Iterator[list[float]]:
-    """Request the server's liveness every 5 ms from `begin` on; yield the seconds each took.
+    """Request the server's liveness every 5 ms from `begin` on. Yield the durations in seconds.
 
-    It connects immediately. The longest value is the stall of the server's event loop, plus the
-    delay of this thread, which requests the highest priority available.
+    The canary connects immediately. The longest duration is the stall of the server's event loop,
+    plus the delay of the canary's thread, which requests the highest priority available.
     """
     latencies: list[float] = []
     over = threading.Event()
@@ -180,7 +183,7 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
                     connection.request("GET", server.live)
                     connection.getresponse().read()
                 except (OSError, http.client.HTTPException):
-                    over.set()  # saturated: the time so far is enough
+                    over.set()  # stop: the server is saturated, and the time so far shows it
                 latencies.append(time.monotonic() - started)
 
     thread = threading.Thread(target=ask)
@@ -193,7 +196,7 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
 
 
 def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Window:
-    """Measure the same window for a client that only receives, without a gateway."""
+    """Measure the same load with a client that only receives, without a gateway."""
     command = [sys.executable, "-m", "bench.receivers", kind, "--triton", triton]
     command += ["--streams", str(streams), "--seed", str(seed)]
     pipe = subprocess.PIPE
@@ -216,7 +219,7 @@ def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Wi
     finally:
         process.kill()
         process.wait()
-    # grpc's own complaints may come before.
+    # Parse only the last line: the grpc library may have printed messages before.
     last = (output.splitlines() or [""])[-1]
     found = json.loads(last) if last.startswith("{") else {}
     if not found.get("messages"):

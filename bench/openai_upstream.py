@@ -2,7 +2,8 @@
 
     python -m bench.openai_upstream --port N
 
-Streams chats at the pace of `seed` (see `pace`), like the scripted Triton: `max_tokens` chunks.
+Like the scripted Triton, the server streams `max_tokens` tokens at the pace of `seed` (see `pace`),
+one chunk per token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FULL = 1024 * 1024
 
 
 def _event(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    """Return one event as one HTTP chunk."""
+    """Return one SSE event as one HTTP chunk."""
     data = {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
         "object": "chat.completion.chunk",

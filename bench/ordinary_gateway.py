@@ -1,10 +1,11 @@
-"""The ordinary gateway, for comparison: streaming chats the way one writes them without measuring.
+"""An ordinary gateway for comparison: streaming chats, written without measuring and optimising.
 
     python -m bench.ordinary_gateway --port N --triton HOST:PORT --tokenizer DIR
 
-FastAPI, tritonclient.grpc.aio with numpy, transformers for the prompt, the tokenizers library's own
-stream decoder, a pydantic model per chunk and sse-starlette. It has no adapters, no limits, no
-tools and no metrics, and it never stops a request: its cost is the minimum of this design.
+It uses FastAPI, tritonclient.grpc.aio with numpy, transformers for the prompt, the tokenizers
+library's own stream decoder, a pydantic model per chunk, and sse-starlette. It has no adapters, no
+limits, no tools and no metrics, and it never stops a request. Its cost is therefore the minimum of
+this design.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Send times of the scripted upstreams: at a beat, as fast as they are read, or by signal.
+"""Send times of the scripted upstreams' tokens: periodic, as fast as possible, or by signal.
 
-A request's `seed` is its script, because every gateway passes it on unchanged.
+A request's `seed` selects its pace, because every gateway passes the seed on unchanged.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from itertools import count
 from typing import Protocol
 
 BURST = 1
-"""Seed for tokens as fast as the receiver takes them; also for requests without a seed, or with 0.
+"""Seed for tokens as fast as the receiver takes them, also used for seed 0 or without a seed.
 
-Other seeds are milliseconds between two tokens.
+Other seeds than the constants in this module are milliseconds between two tokens.
 """
 
 IDLE = 1_000_000
-"""Seed for exactly one token."""
+"""Seed for an answer that stops after its first token."""
 
 SILENT = 2_000_000
-"""Seed for an answer without even a first token."""
+"""Seed for an answer that never sends a token."""
 
 STEPPED = 3_000_000
-"""Seed for a token immediately, and one for each SIGUSR1 of the upstream's process.
+"""Seed for one token immediately, and one more for each SIGUSR1 to the upstream's process.
 
-If the signal is sent when the last token has arrived, each token is a separate delivery, however
-slow the receiver is. Beats cannot guarantee that.
+If the client sends the signal when a token has arrived, each token is a separate delivery, even for
+a slow receiver. A periodic pace cannot guarantee this.
 """
 
 _GOLDEN = 0.6180339887
@@ -39,25 +39,22 @@ _ABSOLUTE = 1
 
 
 class PacedSource(Protocol):
-    """A stream on which tokens become due."""
+    """A stream of tokens that a pacer drives."""
 
     def takes(self) -> bool:
         """Return True if a token could be sent now."""
 
     def emit(self) -> bool:
-        """Send a due token. Returns False for the last one and after a disconnect.
-
-        Returns False if it was the last, or if the receiver has disconnected.
-        """
+        """Send a due token. Returns False after the last token, and after a disconnect."""
 
 
 class Pacer:
-    """Scheduler that calls sources when a token is due. Create inside the event loop.
+    """Scheduler that calls sources when a token is due. Create the object inside the event loop.
 
-    Beats are spread evenly over the interval, whatever the order in which streams started, so that
-    each token is a separate write: the worst case for the receiver. The loop's own timers have a
-    resolution of a millisecond, in which several streams would coincide; the kernel's timerfd does
-    not.
+    The send times of periodic streams are spread evenly over the interval, independently of the
+    order in which streams started. Each token is then a separate write, which is the worst case for
+    the receiver. The class uses the kernel's timerfd: the event loop's timers have a resolution of
+    a millisecond, in which tokens of several streams would coincide.
     """
 
     def __init__(self) -> None:
@@ -74,7 +71,7 @@ class Pacer:
         self._stepped: list[PacedSource] = []
 
     def add(self, source: PacedSource, seed: int) -> None:
-        """Start the script `seed` of a source."""
+        """Start sending a source's tokens at the pace of `seed`."""
         if seed == SILENT:
             return
         if seed <= BURST:
@@ -93,13 +90,16 @@ class Pacer:
             self._arm()
 
     def wake(self) -> None:
-        """Resume bursts; call it when a source that refused tokens may accept them again."""
+        """Continue with BURST sources.
+
+        Call this when a source that refused tokens may accept them again.
+        """
         if self._bursting and not self._stepping:
             self._stepping = True
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """Send one token on each bursting source, like a step of an engine that takes no time."""
+        """Send one token on each BURST source, like a step of an infinitely fast engine."""
         streams, self._bursting = self._bursting, []
         sent = False
         for source in streams:

@@ -1,6 +1,7 @@
-"""The parts of the benchmark. Each returns rows: one dict per row of its table, equal keys.
+"""Parts of the benchmark. Each function returns the rows of a table as dicts with equal keys.
 
-Titles have the unit. `CPU` is always that of the process under test, from the operating system.
+Column names have the unit. `CPU` is always that of the process under test, from the operating
+system.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ANSWER_TOKENS = 256
 
 
 def _token_row(who: str, pace: str, streams: int, seen: Window) -> Row:
-    """Return a row. Gaps are between two deliveries of a stream, as its client saw them."""
+    """Return a row. A gap is the time between two deliveries of a stream, as its client saw it."""
     gaps = seen.seen.gaps
     return {
         "who": who,
@@ -57,7 +58,7 @@ def _token_row(who: str, pace: str, streams: int, seen: Window) -> Row:
 
 
 def tokens(bench: Bench) -> list[Row]:
-    """Measure a token: one per stream every 20 ms, and as fast as the client reads."""
+    """Measure tokens: one per stream every 20 ms, and as fast as the client reads."""
     rows = []
     paces = (("trickle", BEAT_MS, TRICKLE_STREAMS), ("burst", BURST, BURST_STREAMS))
     with bench.upstream() as triton:
@@ -76,7 +77,7 @@ def tokens(bench: Bench) -> list[Row]:
 
 
 def triton(bench: Bench) -> list[Row]:
-    """Measure a token behind the real Triton with the synthetic engine."""
+    """Measure tokens from a real Triton with the synthetic engine."""
     rows = []
     streams = TRICKLE_STREAMS
     name = f"Triton, {TRITON_TOKENS_PER_SECOND:.0f}/s"
@@ -90,7 +91,7 @@ def triton(bench: Bench) -> list[Row]:
 
 
 def requests(bench: Bench) -> list[Row]:
-    """Measure a request: one token, new prompt, 16 at a time on persistent connections."""
+    """Measure requests of one token: new prompts, 16 at a time on persistent connections."""
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -113,7 +114,10 @@ def requests(bench: Bench) -> list[Row]:
 
 
 def first_token(bench: Bench) -> list[Row]:
-    """Measure the time added to the first token, one request at a time, alternating."""
+    """Measure the time added to the first token, alternating between gateway and direct requests.
+
+    One request is sent at a time.
+    """
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -144,7 +148,7 @@ def _first_token_row(bench: Bench, server: Server, triton: str, size: int) -> Ro
 
 
 def levels(bench: Bench) -> list[Row]:
-    """Measure throughput at rising concurrency, closed loop; then with many slow streams."""
+    """Measure throughput at increasing concurrency in closed loops; then with many slow streams."""
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -171,7 +175,7 @@ def _level(bench: Bench, server: Server, streams: int) -> Row:
 
 
 def many(bench: Bench) -> list[Row]:
-    """Measure 1,024 streams at 10 and 20 tokens/s each: token delays below saturation."""
+    """Measure 1,024 streams of 10 and 20 tokens/s each: the delay of tokens below saturation."""
     rows = []
     with bench.upstream() as triton, bench.gateway(triton) as server:
         for beat_ms in (100, 50):
@@ -184,7 +188,7 @@ def many(bench: Bench) -> list[Row]:
 
 
 def memory(bench: Bench) -> list[Row]:
-    """Measure resident memory: started, after load, and with open, silent streams."""
+    """Measure resident memory: after the start, after load, and with open, silent streams."""
     with bench.upstream() as triton, bench.gateway(triton) as server:
         found = resident(bench, server)
     return [
@@ -199,9 +203,9 @@ def memory(bench: Bench) -> list[Row]:
 
 
 def stall(bench: Bench) -> list[Row]:
-    """Measure how long /health/live waits: 100 trickling streams, then long prompts too.
+    """Measure the latency of /health/live with 100 slow streams, and with long prompts in addition.
 
-    The prompts of 30,000 tokens come one after the other, each for one token.
+    The prompts of 30,000 tokens are sent one after the other, each for one token.
     """
     rows = []
     with bench.upstream() as triton, bench.gateway(triton) as server:
@@ -237,7 +241,7 @@ def stall(bench: Bench) -> list[Row]:
 
 
 def workers(bench: Bench) -> list[Row]:
-    """Measure throughput with 1, 2, 4 and 8 workers on one port, if the cores suffice."""
+    """Measure throughput with 1, 2, 4 and 8 workers on one port, if there are enough cores."""
     cores = psutil.cpu_count() or 1
     if "workers" not in Settings.model_fields:
         bench.notes.append("workers: this gateway has no setting GATEWAY_WORKERS.")

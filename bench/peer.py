@@ -1,4 +1,4 @@
-"""A peer of an alternating comparison, and its measurements."""
+"""A gateway in the comparison of gateways, and its measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.servers import Bench, Server, Unmeasured
 from ops.local_stack.ports import LOCALHOST
 
 Figures = dict[str, float]
-"""Figures by their names in the table."""
+"""Figures by their column names."""
 
 _BEAT_MS, _TRICKLE_STREAMS = 20, 100
 _BURST_STREAMS, _ANSWER_TOKENS = 64, 256
@@ -29,23 +29,23 @@ _WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class Straight:
-    """The upstream of a peer, directly: its address, the method, and a request of one token."""
+    """Direct access to a peer's upstream: address, gRPC method, and builder of requests."""
 
     address: str
     path: str
     request: Callable[[str, list[int]], bytes]
 
     def first_tokens(self, ids: list[int]) -> list[float]:
-        """Return the seconds from each request to its first token, one after the other."""
+        """Send requests one by one. Return the seconds from each request to its first token."""
         asks = [self.request(str(n), ids) for n in range(_STRAIGHT)]
         return asyncio.run(direct.first_tokens(self.address, asks, self.path))[20:]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A chat server, with its upstream; None if they use a protocol of their own.
+    """A chat server to compare. `straight` is None if its protocol to the upstream is private.
 
-    The `floor` does none of a gateway's work.
+    `floor` is True for the relay, which does none of a gateway's work: it is the lower bound.
     """
 
     server: Server
@@ -54,9 +54,9 @@ class Peer:
 
 
 def check(peer: Peer) -> int | None:
-    """Return the prompt's tokens as the peer counts them, after checking an answer's length.
+    """Check the length of an answer. Return the number of prompt tokens that the peer reports.
 
-    Raises Unmeasured for another length.
+    Raises Unmeasured if the answer has another length.
     """
     body = orjson.loads(chat(seed=BURST, tokens=_CHECKED_TOKENS, prompt_tokens=64))
     body["stream"] = peer.floor
@@ -72,7 +72,7 @@ def check(peer: Peer) -> int | None:
 
 
 def request(size: int) -> Callable[[Bench, Peer], Figures]:
-    """Return a measurement of the CPU of requests of one token, some at a time."""
+    """Return a function that measures the CPU time of requests of one token, several at a time."""
 
     def measured(bench: Bench, peer: Peer) -> Figures:
         body = chat(seed=BURST, tokens=1, prompt_tokens=size)
@@ -83,13 +83,13 @@ def request(size: int) -> Callable[[Bench, Peer], Figures]:
 
 
 def trickle(bench: Bench, peer: Peer) -> Figures:
-    """Measure the CPU of tokens that come one by one."""
+    """Measure the CPU time of tokens that arrive one by one."""
     seen = window(bench, peer.server, chat(seed=_BEAT_MS), _TRICKLE_STREAMS)
     return {f"CPU us/token, {_TRICKLE_STREAMS} streams of 50 tokens/s": seen.us_per_token}
 
 
 def burst(bench: Bench, peer: Peer) -> Figures:
-    """Measure the CPU of tokens that come as fast as they are read, requests included."""
+    """Measure the CPU time of tokens that arrive as fast as they are read, requests included."""
     body = chat(seed=BURST, tokens=_ANSWER_TOKENS)
     seen = window(bench, peer.server, body, _BURST_STREAMS, seconds=bench.seconds / 2)
     name = f"{_BURST_STREAMS} whole answers of {_ANSWER_TOKENS} at once"
@@ -101,7 +101,10 @@ def burst(bench: Bench, peer: Peer) -> Figures:
 
 
 def first_token(size: int) -> Callable[[Bench, Peer], Figures]:
-    """Return a measurement of a peer's addition to the first token, one request at a time."""
+    """Return a function that measures the time a peer adds to the first token.
+
+    It sends one request at a time.
+    """
 
     def measured(bench: Bench, peer: Peer) -> Figures:
         if peer.straight is None:

@@ -1,8 +1,8 @@
-"""The gateway beside compiled gateways and a relay that only copies, in alternating windows.
+"""Comparison of the gateway with compiled gateways, and with a relay that only copies bytes.
 
-All run on the same core, before scripted upstreams at the same pace, under the same load client,
-with the same tokenizer; only one is measured at a time. Ratios are medians over two adjacent
-windows, which cancels slow changes of a virtual machine.
+All peers run on the same core, with scripted upstreams of the same pace, the same load client and
+the same tokenizer. They are measured one at a time, in alternating windows. Ratios are medians over
+pairs of adjacent windows, which cancels slow changes of a virtual machine.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _ROUNDS, _QUICK_ROUNDS = 5, 3
 
 
 def peers(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each figure: the gateway's, each peer's, and the ratio.
+    """Return a row for each figure: the gateway's value, each peer's value, and the ratio.
 
-    Raises Unmeasured when no peer is available.
+    Raises Unmeasured if no peer is available.
     """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
@@ -68,14 +68,14 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
         for n in range(bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)):
             turns.round()
             bench.log(f"peers: round {n + 1}")
-        # Last: requests that are not stopped continue.
+        # Measure disconnects last: requests that a peer does not stop continue afterwards.
         for n, each in enumerate(each for each in turns.peers if not each.floor):
             turns.once(each, _measure_left(bench, each, n))
     return turns.rows()
 
 
 class _Rounds:
-    """The peers in their order, the gateway first, and the results by figure and by peer."""
+    """The peers in order, the gateway first, and the results by figure and peer."""
 
     def __init__(self, bench: Bench, peers: list[Peer]) -> None:
         self.peers = peers
@@ -88,13 +88,13 @@ class _Rounds:
             by_peer.setdefault(each.server.name, []).append(value)
 
     def round(self) -> None:
-        """Run a window of each kind for each peer, the same kind one after the other."""
+        """Run each measurement for all peers, one after the other, before the next measurement."""
         for measured in _WINDOWS:
             for each in self.peers:
                 self.once(each, measured(self._bench, each))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return medians, and medians of the ratios within a round.
+        """Return the medians, and the medians of the ratios within a round.
 
         A peer without progress in its window has no ratio.
         """
@@ -130,7 +130,7 @@ def _memory(bench: Bench, each: Peer) -> Figures:
 
 
 def _measure_left(bench: Bench, each: Peer, n: int) -> Figures:
-    """Measure requests whose clients disconnect before the first token."""
+    """Measure how many requests are stopped if clients disconnect before the first token."""
     count = 20 if bench.quick else 100
     late = before_first_token(bench, each.server, MARKED + n * count, count)
     return {

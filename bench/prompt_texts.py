@@ -1,4 +1,4 @@
-"""Texts of prompts: the project's pages, their words in new orders, and random words."""
+"""Texts for prompts: the project's pages, new sentences from their words, and random words."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from bench.machine import ROOT
 from bench.measure import encode
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Share of words that occur on no page, in a new passage.
+# Fraction of the words in a new passage that occur on no page.
 _NEW_SHARE = 0.03
 _CALIBRATION_CHARS = 60_000
 
 
 @cache
 def pages() -> tuple[str, str]:
-    """Return the text of every second page of the project, and that of the others."""
+    """Return two texts: every second page of the project, and the other pages."""
     files = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
     texts = [file.read_text(encoding="utf-8") for file in files]
     return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])
 
 
 def cut_passages(text: str, tokens: int) -> list[str]:
-    """Cut a text into passages of about so many tokens, none of which overlap."""
+    """Cut a text into passages of about `tokens` tokens, which do not overlap."""
     size = round(tokens * _chars_per_token(text))
     return [text[start : start + size] for start in range(0, len(text) - size + 1, size)]
 
 
 def draw_page_passage(draw: random.Random, tokens: int) -> str:
-    """Return a random passage of the first half of the pages."""
+    """Return a random passage from the first text of `pages`."""
     text, _ = pages()
-    # A passage may be longer than the half is.
+    # Repeat the text if necessary, because a passage may be longer than the text.
     size = round(tokens * _chars_per_token(text))
     start = draw.randrange(len(text))
     return (text[start:] + text * (1 + size // len(text)))[:size].lstrip()
 
 
 def draw_new_passage(draw: random.Random, tokens: int) -> str:
-    """Return sentences of the pages' words in a new order, with some words that no page has.
+    """Return sentences of the pages' words in random order, with some words that no page has.
 
-    Word n of the pages, by its frequency there, comes with a probability of 1 / n.
+    The n-th most frequent word of the pages is chosen with a probability proportional to 1 / n.
     """
     words, weights = _vocabulary()
     size = round(tokens * _chars_per_token(_sentences(random.Random(0), words, weights, 10_000)))
@@ -71,7 +71,7 @@ def _sentences(draw: random.Random, words: list[str], weights: list[float], char
 
 @cache
 def _vocabulary() -> tuple[list[str], list[float]]:
-    """Return the words of all pages, the most frequent first, and their cumulated weights."""
+    """Return the words of all pages, most frequent first, and their cumulated weights."""
     counts: dict[str, int] = {}
     for word in re.findall(r"[A-Za-z]+", "".join(pages())):
         counts[word.lower()] = counts.get(word.lower(), 0) + 1

@@ -1,7 +1,7 @@
-"""The cost of a prompt by its length and its words: the gateway beside SMG, in alternating windows.
+"""Cost of a prompt by its length and words, for the gateway and SMG in alternating windows.
 
-Prompts are sent one at a time, and each is new. In a window both are sent the same prompts of one
-kind and length, one of the two after the other.
+Each prompt is new, and prompts are sent one at a time. In a window, one server gets all prompts of
+one kind and length; then the other server gets the same prompts.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from bench.smg import smg
 from ops.local_stack.ports import LOCALHOST
 
 _TOKENS = (250, 850, 1000, 2000, 8000, 32_000)
-# Number of passages sent once, by their tokens, as far as half of the pages suffices.
+# Number of unseen passages by their length in tokens, limited by the text of half of the pages.
 _UNSEEN = {1000: 12, 2000: 5, 8000: 4, 32_000: 2}
 _RANDOM_CHARS = (300, 3000)
 _ROUNDS, _QUICK_ROUNDS = 7, 3
-# Tokens and prompts of a window.
+# Limits of a window: total prompt tokens, and the numbers of prompts.
 _WINDOW_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 64_000, 4, 40
 _WARM_UP_TOKENS, _WARM_UP_PROMPTS = 2000, 100
 _STRAIGHT_TOKENS = 1000
@@ -51,17 +51,17 @@ Row = dict[str, Any]
 
 @dataclass
 class _Case:
-    """Prompts of one kind and length, and their results for each server in order."""
+    """Prompts of one kind and length, and the results of each server, in the servers' order."""
 
     kind: str
     size: str
     first_s: list[list[float]] = field(default_factory=lambda: [[], []])
-    """Medians of windows, in seconds."""
+    """Median time to the first token in each window, in seconds, per server."""
     cpu_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     prompts: int = 0
 
     def measure(self, clients: Sequence[_Client], texts: list[str]) -> None:
-        """Run a window for each server, in which it is sent all the texts."""
+        """Run a window for each server, in which the server gets all `texts`."""
         for n, client in enumerate(clients):
             before = client.server.cpu_s()
             self.first_s[n].append(median([client.first_token_s(text) for text in texts]))
@@ -69,7 +69,7 @@ class _Case:
         self.prompts += len(texts)
 
     def row(self, names: Sequence[str], straight_s: Sequence[float]) -> Row:
-        """Return medians of windows, and the median of the ratios of two adjacent windows."""
+        """Return medians of the windows, and the median of the ratios of two adjacent windows."""
         added = [
             [first - straight for first in found]
             for found, straight in zip(self.first_s, straight_s, strict=True)
@@ -84,14 +84,17 @@ class _Case:
 
 
 class _Client:
-    """A connection to a server that is sent one prompt after the other."""
+    """Connection to a server, for one prompt at a time."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self._socket = socket.create_connection((LOCALHOST, server.port), timeout=_TIMEOUT_S)
 
     def first_token_s(self, text: str) -> float:
-        """Return the seconds to the first token of an answer of one token, once it has ended."""
+        """Send a request for one token.
+
+        Return the seconds to the token, after the answer has ended.
+        """
         body = {
             "model": "demo",
             "messages": [{"role": "user", "content": text}],
@@ -120,9 +123,9 @@ class _Client:
 
 
 def prompts(bench: Bench) -> list[Row]:
-    """Return a row for each kind and length: milliseconds added to the first token, and CPU.
+    """Return a row for each kind and length: milliseconds added to the first token, and CPU time.
 
-    Raises Unmeasured when SMG is unavailable.
+    Raises Unmeasured if SMG is unavailable.
     """
     rounds = bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)
     draw = random.Random(time.time_ns())
@@ -130,7 +133,7 @@ def prompts(bench: Bench) -> list[Row]:
     with _both(bench) as (peers, clients):
         names = [client.server.name for client in clients]
         _warm_up(clients, make_page)
-        # Before their words occur in new passages.
+        # Measure unseen passages before others: new passages below contain their words.
         unseen = _measure_unseen(clients)
         _warm_up(clients, make_new)
         cases: list[tuple[_Case, int, Callable[[], str]]] = [
@@ -154,7 +157,7 @@ def prompts(bench: Bench) -> list[Row]:
 
 @contextlib.contextmanager
 def _both(bench: Bench) -> Iterator[tuple[list[Peer], list[_Client]]]:
-    """Run the gateway and SMG, with separate upstreams, and a connection to each."""
+    """Run the gateway and SMG, each with its own upstream. Yield both, and a connection to each."""
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
         straight = Straight(triton, direct.PATH, _infer_request)
@@ -179,7 +182,7 @@ def _warm_up(clients: Sequence[_Client], make: Callable[[int], str]) -> None:
 
 
 def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
-    """Measure passages of pages that neither server has received before, each once."""
+    """Measure passages of pages that neither server has received before. Each is sent once."""
     _, text = pages()
     cases = []
     for tokens, count in _UNSEEN.items():
@@ -192,7 +195,7 @@ def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
 
 
 def _straight_s(each: Peer) -> float:
-    """Return the seconds to a first token that a server's upstream takes by itself."""
+    """Return the median seconds to a first token of the peer's upstream without a gateway."""
     assert each.straight is not None
     ids = encode(draw_page_passage(random.Random(0), _STRAIGHT_TOKENS))
     return percentile(each.straight.first_tokens(ids), 50)

@@ -1,6 +1,6 @@
-"""The cost of a request and a token through each protocol, alternating in one run.
+"""CPU time of a request and a token in each protocol, alternating in one run.
 
-All stream, and all report usage at the end.
+All requests stream, and report usage at the end.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ PROTOCOLS: dict[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
 
 
 def protocols(bench: Bench) -> list[dict[str, Any]]:
-    """Return per protocol: a request of one token at two prompt sizes, and a token at two paces.
+    """Return a row per protocol: requests with two prompt sizes, and tokens at two paces.
 
-    Figures are medians of alternating windows. Some protocols have no seed for the pace, so each
-    pace has its own upstream.
+    Figures are medians of alternating windows. Some protocols cannot pass a seed, which selects the
+    pace. Each pace therefore has its own upstream.
     """
     rows: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
     with bench.upstream() as triton, bench.gateway(triton) as server:

@@ -2,11 +2,11 @@
 
     python -m bench.receivers tritonclient|direct --triton HOST:PORT --streams N --seed SEED
 
-`tritonclient` is tritonclient.grpc.aio on uvloop, a stream per request, without parsing the
-messages. `direct` reads frames off a socket (see `direct`). Prints an empty line when loaded, reads
-a line with the window's begin and end on the monotonic clock, and prints a line of JSON: the number
-of messages within the window, and the seconds between two of a stream, sorted; an even sample if
-there are many.
+`tritonclient` is tritonclient.grpc.aio on uvloop: one gRPC stream per request, messages not parsed.
+`direct` reads frames from a socket (see `direct`). The command prints an empty line when it is
+ready. It reads a line with the window's begin and end on the monotonic clock. Then it prints a line
+of JSON: the number of messages in the window, and the sorted gaps between two messages of a stream
+in seconds. If there are many gaps, it prints an even sample of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_GAPS = 1000
 
 
 class MessageCounter:
-    """Counter of messages within the window."""
+    """Counter of the messages in a window of time."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = begin, end
@@ -38,7 +38,10 @@ class MessageCounter:
         self.gaps: list[float] = []
 
     def note(self, last: float) -> float:
-        """Record a message whose predecessor came at `last`; return the current time."""
+        """Record a message; `last` is the time of the stream's previous message.
+
+        Return the current time.
+        """
         now = time.monotonic()
         if self._begin <= now < self._end:
             self.messages += 1
@@ -129,7 +132,7 @@ def main() -> None:
     receive = {"tritonclient": _tritonclient, "direct": _direct}[options.kind]
     work = receive(options.triton, options.streams, options.seed, counter)
     uvloop.run(_until(end, work))
-    # Few enough for one write to the pipe.
+    # Print a sample of the gaps that is small enough for one write to the pipe.
     gaps = sorted(counter.gaps)[:: len(counter.gaps) // MAX_GAPS + 1]
     print(json.dumps({"messages": counter.messages, "gaps": gaps}), flush=True)
 

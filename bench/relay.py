@@ -1,4 +1,4 @@
-"""The floor: `relay.c`, compiled when it is measured, before the scripted Triton."""
+"""Launcher of the relay `relay.c`, the lower bound: it only copies bytes. It is compiled on use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 @contextlib.contextmanager
 def relay(bench: Bench, triton: str) -> Iterator[Server]:
-    """Run the relay, which only needs ports. Raises Unmeasured without a C compiler."""
+    """Run the relay, which needs only ports. Raises Unmeasured if there is no C compiler."""
     if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
         raise Unmeasured("there is no C compiler")
     built, port = bench.folder / "relay", bench.claims.take_free()

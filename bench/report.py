@@ -38,7 +38,7 @@ TITLES = {
 
 @dataclass
 class Results:
-    """Results of one run; `parts` holds the rows of each part that ran."""
+    """Results of one run. `parts` has the rows of each part that ran."""
 
     machine: dict[str, str]
     seconds_per_window: float
@@ -52,7 +52,7 @@ def write_json(results: Results, path: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Return the machine, the targets reached, and a table for each part."""
+    """Return Markdown: the machine, the comparison with the targets, and a table for each part."""
     sections = [_machine(results)]
     if reached := _compare_targets(results):
         sections.append("### Reached\n\n" + table(reached))
@@ -64,7 +64,7 @@ def markdown(results: Results) -> str:
 
 
 def write_readme(results: Results) -> None:
-    """Replace the text between the markers."""
+    """Replace the text between the markers in bench/README.md."""
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
@@ -96,7 +96,7 @@ def _machine(results: Results) -> str:
 
 
 def _compare_targets(results: Results) -> list[dict[str, Any]]:
-    """Return the project's targets beside this run's figures, for the parts that ran."""
+    """Return rows of the project's targets and this run's figures, for the parts that ran."""
     found: list[dict[str, Any]] = []
 
     def add(what: str, target: str, part: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Resident memory of a server: started, after load, and for each open, silent stream."""
+"""Resident memory of a server: after the start, after load, and per open, silent stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PER_SECOND = 400
 
 @dataclass(frozen=True)
 class Resident:
-    """Resident memory in bytes; `per_stream` is for each of the idle `streams`."""
+    """Resident memory in bytes. `per_stream` is the increase for each of `streams` idle streams."""
 
     started: int
     used: int
@@ -24,7 +24,7 @@ class Resident:
 
 
 def resident(bench: Bench, server: Server) -> Resident:
-    """Measure a server that has just started. Raises Unmeasured if streams failed."""
+    """Measure a server that was just started. Raises Unmeasured if a stream failed."""
     streams = 200 if bench.quick else 2000
     started = server.rss()
     window(bench, server, chat(seed=BURST, tokens=16), 16, seconds=1.0)

@@ -1,16 +1,19 @@
-"""A replayed trace of chats before four replicas, under three routing policies.
+"""Replay of a trace of chats on four replicas, with three routing policies.
 
     python -m bench.routing [--seed N] [--conversations N] [--rounds N]
 
-Measured are the reused share of the prompts, and the time to the first token.
+The command measures the reused fraction of the prompts, and the time to the first token.
 
-Conversations have several turns after one of a few common system prompts, half of them with one of
-50 adapters; a turn is sent after the previous answer was read. Four real Tritons run the demo model
-on the CPU executor, whose caches reuse blocks as TensorRT-LLM's do and hold a part of the trace.
-Policies: `known` is the gateway as it is, `affinity` knows nothing of caches and sends equal
-beginnings to one replica, `round robin` knows nothing at all. Each starts fresh with the same
-trace; the order is reversed from round to round, and each run's prompts begin with a distinct name,
-so that no run reuses another's cache.
+A conversation has several turns after one of a few common system prompts. Half of the conversations
+use one of 50 adapters. A turn is sent after a time for reading the previous answer. Four real
+Tritons run the demo model on the CPU executor. Their caches reuse blocks as TensorRT-LLM's do, and
+are smaller than the trace.
+
+Policies: `known` is the gateway's own, which estimates the contents of the caches. `affinity`
+ignores caches, and sends prompts with equal beginnings to the same replica. `round robin` ignores
+caches and prompts. Each policy starts with fresh processes and replays the same trace. The order of
+the policies is reversed after each round. The prompts of each run begin with a unique name, so no
+run can use the cache of another run.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ _WORDS = (ROOT / "demo" / "README.md").read_text(encoding="utf-8").split()
 class TracedConversation:
     """A conversation: its start in seconds, its model, and its turns.
 
-    Each turn has a question, the answer's number of tokens, and its reading time in seconds.
+    A turn has a question, the number of tokens of the answer, and the reading time in seconds.
     """
 
     begins: float
@@ -62,7 +65,7 @@ class TracedConversation:
 
 @dataclass
 class CacheUse:
-    """Prompt tokens, those of them found in a cache, and seconds to first tokens."""
+    """Totals: prompt tokens, prompt tokens found in a cache, and the seconds to first tokens."""
 
     prompt: int = 0
     reused: int = 0
@@ -70,7 +73,7 @@ class CacheUse:
 
 
 def trace(seed: int, conversations: int, each_s: float) -> list[TracedConversation]:
-    """Return conversations, of which one starts each `each_s` seconds on average."""
+    """Return conversations. On average, one starts every `each_s` seconds."""
     rng = random.Random(seed)
 
     def words(least: int, most: int) -> str:
@@ -148,7 +151,7 @@ async def _replay(
 
 @contextlib.contextmanager
 def _tritons(folder: Path, claims: PortClaims) -> Iterator[str]:
-    """Run replicas of one engine; yield their endpoints."""
+    """Run four replicas of one engine. Yield their endpoints."""
     engine.build(
         MODEL,
         folder / "engine",
@@ -171,7 +174,7 @@ def _tritons(folder: Path, claims: PortClaims) -> Iterator[str]:
 
 
 def _adapters(folder: Path) -> dict[str, str]:
-    """Return that many adapters, the demo's with different scales."""
+    """Return the paths of `ADAPTERS` adapters by name: the demo's, with different scales."""
     found = {}
     for number in range(ADAPTERS):
         place = folder / f"adapter-{number}"
@@ -187,7 +190,7 @@ def _adapters(folder: Path) -> dict[str, str]:
 def _gateway(
     folder: Path, claims: PortClaims, triton: str, adapters: dict[str, str], policy: str
 ) -> Iterator[int]:
-    """Run a gateway; yield its port."""
+    """Run a gateway with the policy. Yield its port."""
     port = claims.take_free()
     env = {
         "GATEWAY_PORT": str(port),

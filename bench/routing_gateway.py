@@ -1,4 +1,4 @@
-"""The gateway with another way to choose a replica: python -m bench.routing_gateway POLICY"""
+"""Gateway with another policy for choosing a replica: python -m bench.routing_gateway POLICY"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _turn = count()
 
 
 def affinity(of: Sequence[balancer.R], key: bytes | None, _costs: object = None) -> balancer.R:
-    """Choose by the key and the load only, ignoring caches."""
+    """Choose a replica by the key and the load only, ignoring caches."""
     return balancer.choose(of, key)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a benchmark: started on their cores, polled until ready, ended."""
+"""Processes of a benchmark: start on the assigned cores, polling until ready, and termination."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ CHAT = "/v1/chat/completions"
 
 
 class Unmeasured(Exception):
-    """A part could not be measured; the message has the reason."""
+    """A part could not be measured. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A process that answers chats. `port` listens on 127.0.0.1.
+    """A process that answers chats. It listens on 127.0.0.1 at `port`.
 
-    `script` is the parameter that it passes on unchanged, and so the upstream's script; `key` is
-    the clients' API key.
+    `script` is the name of a parameter that the process passes on unchanged to the upstream, where
+    it selects the pace. `key` is the clients' API key.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Server:
     key: str = "unused"
 
     def body(self, chat: bytes) -> bytes:
-        """Return the body of a chat in the form of this server."""
+        """Return a chat's body for this server, with the parameter `script` instead of `seed`."""
         return chat.replace(b'"seed"', f'"{self.script}"'.encode())
 
     def _family(self) -> list[psutil.Process]:
@@ -61,20 +61,21 @@ class Server:
         return [process, *process.children(recursive=True)]
 
     def cpu_s(self) -> float:
-        """Return user and system time of the process, its threads and its children, in seconds."""
+        """Return the user and system time of the process, with threads and children, in seconds."""
         times = [process.cpu_times() for process in self._family()]
         return float(sum(t.user + t.system for t in times))
 
     def rss(self) -> int:
-        """Return resident bytes, children included."""
+        """Return the resident bytes of the process and its children."""
         return sum(process.memory_info().rss for process in self._family())
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """State shared by the parts: a folder, ports, cores, load clients, and durations.
+    """State that all parts share: a folder, ports, cores, load clients, and durations.
 
-    `seconds` is the length of one window of measurement; `rounds`, how many windows `peers` takes.
+    `seconds` is the length of a window of measurement. `rounds` is the number of windows for
+    `peers`.
     """
 
     folder: Path
@@ -93,7 +94,10 @@ class Bench:
     def running(
         self, name: str, command: Sequence[str], ready: str | None, cores: Iterable[int], **env: str
     ) -> Iterator[Child]:
-        """Run a child process on `cores`; enter once it answers at a URL, or listens anywhere."""
+        """Run a child process on `cores`.
+
+        Enter when the URL `ready` answers, or without URL when a port is open.
+        """
         child = Child(name, command, environment(env), self.folder / f"{name}.log")
         start_on(child, cores)
         try:
@@ -105,10 +109,10 @@ class Bench:
 
     @contextlib.contextmanager
     def upstream(self, *, llmapi: bool = False, seed: int | None = None) -> Iterator[str]:
-        """Run scripted Tritons on one port, one for each of their cores; yield host:port.
+        """Run scripted Tritons on one port, one for each upstream core. Yield host:port.
 
-        They serve the core model of inflight_batcher_llm, or else the llmapi repository's. `seed`
-        replaces the requests' own seeds.
+        They serve the core model of inflight_batcher_llm or, if `llmapi` is True, the llmapi
+        repository's model. `seed` replaces the seeds of the requests.
         """
         cores = self.cores
         name = "scripted-llmapi" if llmapi else "scripted"
@@ -150,9 +154,9 @@ class Bench:
         settings: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
     ) -> Iterator[Server]:
-        """Run `gateway serve` without adapters and Redis, on its cores, with more `settings`.
+        """Run `gateway serve` on its cores, without adapters and Redis. `settings` are added.
 
-        `under` is the command of a tool that runs it, as its own process.
+        `under` is the command of a tool that runs the gateway in the tool's own process.
         """
         port = self.claims.take_free()
         env = {
@@ -175,7 +179,7 @@ class Bench:
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[str]:
-        """Run a Redis, which several workers need; yield its URL."""
+        """Run a Redis server, which several workers need. Yield its URL."""
         port = self.claims.take_free()
         child = redis_child(port, self.folder / "redis", self.folder / "redis.log")
         start_on(child, self.cores.upstream)
@@ -196,7 +200,10 @@ class Bench:
             yield Server("ordinary gateway", child.pid, port)
 
     def subjects(self, triton: str) -> Iterator[Server]:
-        """Yield the gateway, then the ordinary one, or a note if its requirements are missing."""
+        """Yield the gateway, then the ordinary gateway.
+
+        If its requirements are missing, add a note.
+        """
         with self.gateway(triton) as server:
             yield server
         try:
@@ -207,7 +214,7 @@ class Bench:
 
     @contextlib.contextmanager
     def triton(self, instances: int) -> Iterator[str]:
-        """Run a real tritonserver with `instances` synthetic engines; yield host:port."""
+        """Run a real tritonserver with `instances` synthetic engines. Yield host:port."""
         cores = sorted({*self.cores.upstream, *self.cores.client})
         pace, folder = TRITON_TOKENS_PER_SECOND, self.folder / "triton"
         with real_triton(folder, self.claims, pace, instances, cores) as triton:
@@ -216,7 +223,10 @@ class Bench:
 
 @dataclass(frozen=True)
 class Triton:
-    """A real Triton: `grpc` is its host:port, `pid` its process without its models'."""
+    """A real Triton. `grpc` is its host:port.
+
+    `pid` is the server's own process, without the models'.
+    """
 
     grpc: str
     pid: int
@@ -230,13 +240,13 @@ def real_triton(
     instances: int = 1,
     cores: Iterable[int] | None = None,
 ) -> Iterator[Triton]:
-    """Run a Triton with `instances` processes of the synthetic engine, at that pace per request."""
+    """Run a Triton with `instances` processes of the synthetic engine, at this pace per request."""
     synthetic.build(
         folder / "engine",
         vocab_size=4096,
         tokens_per_second=tokens_per_second,
         first_token_ms=0,
-        tokens=[96],  # the scripted upstream's letter
+        tokens=[96],  # the letter that the scripted upstream sends
         max_seq_len=MAX_SEQ_LEN,
     )
     parameters: dict[str, Any] = {
@@ -255,7 +265,7 @@ def real_triton(
 def started_triton(
     folder: Path, claims: PortClaims, cores: Iterable[int] | None = None
 ) -> Iterator[Triton]:
-    """Run a tritonserver on the folder `repository` of `folder`; enter once it is ready."""
+    """Run a tritonserver on `folder`/repository. Enter when it is ready."""
     ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
     prefix = region_prefix(folder)
     child = triton_child(ports, folder, prefix, folder / "triton.log")
@@ -271,7 +281,7 @@ def started_triton(
 
 @contextlib.contextmanager
 def on_cores(cores: Iterable[int]) -> Iterator[None]:
-    """Bind processes that are started inside to the cores."""
+    """Bind the processes that are started in this context to the cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -286,7 +296,10 @@ def start_on(child: Child, cores: Iterable[int]) -> None:
 
 
 def wait_ready(child: Child, ready: str | None) -> None:
-    """Wait until ready. Raises Unmeasured with the end of the log on exit or timeout."""
+    """Wait until a child process is ready.
+
+    Raises Unmeasured, with the end of the log, if the process exits or the time is over.
+    """
     deadline = time.monotonic() + READY_WITHIN_S
     while not (answers_ok(ready) if ready else _listens(child.pid)):
         if child.exit_status() is not None:
@@ -297,21 +310,21 @@ def wait_ready(child: Child, ready: str | None) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Return True if the process itself listens: several may share one port."""
+    """Return True if this process listens. A connection test would not show which process does."""
     sockets = psutil.Process(pid).net_connections()
     return any(each.status == psutil.CONN_LISTEN for each in sockets)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return this process' environment plus the importable checkout and `more`."""
+    """Return the environment of this process with the checkout on PYTHONPATH, and with `more`."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
 def _set_instances(config: Path, count: int) -> None:
-    """Set the instance count.
+    """Set the instance count of a model.
 
-    The template has one, like upstream's; the CPU executor supports more.
+    The template has one instance, like upstream's. The CPU executor supports more.
     """
     text = config.read_text(encoding="utf-8")
     if text.count(_ONE_INSTANCE) != 1:

@@ -1,4 +1,4 @@
-"""SMG's gateway in gRPC mode, from its wheel, before a scripted TensorRT-LLM worker."""
+"""Launcher of SMG's gateway in gRPC mode, from its wheel, with a scripted TensorRT-LLM worker."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MODULES = ("smg", "smg_grpc_proto.generated.trtllm_service_pb2", "setproctitle"
 
 @contextlib.contextmanager
 def smg(bench: Bench) -> Iterator[Peer]:
-    """Run SMG as documented, without options that one worker and no history make unnecessary.
+    """Run SMG as documented, without options that a single worker does not need.
 
-    Its caches of tokenized texts are off, as by default, and it logs only warnings. It passes no
-    seed on.
+    Its caches of tokenized texts are off, which is the default, and it logs only warnings. SMG does
+    not pass on seeds.
     """
     path = importable(bench, "smg", REQUIREMENTS, _MODULES)
     worker, port, metrics = (bench.claims.take_free() for _ in range(3))
@@ -43,7 +43,7 @@ def smg(bench: Bench) -> Iterator[Peer]:
 
 
 def _request(request_id: str, ids: list[int]) -> bytes:
-    """Return a GenerateRequest of one token; field numbers are those of trtllm_service.proto."""
+    """Return a GenerateRequest for one token. Field numbers are those of trtllm_service.proto."""
     tokenized = _field(2, b"".join(map(varint, ids)))
     sampling = bytes([2 << 3]) + varint(BURST)
     one_token_streamed = bytes([5 << 3, 1, 6 << 3, 1])

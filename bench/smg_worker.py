@@ -1,11 +1,12 @@
-"""A scripted TensorRT-LLM worker of SMG's gRPC mode, without an engine behind it.
+"""A scripted TensorRT-LLM worker for SMG's gRPC mode, without an engine.
 
     python -m bench.smg_worker --port N --model NAME [--events FILE]
 
-Its messages are those of TensorRT-LLM's own gRPC server (`TrtllmService`): a chunk for each token
-with the count so far, and at the end all ids once more. Answers, paces and FILE are those of the
-scripted Triton (`upstream`), by `max_tokens` and `top_k`, because SMG passes no seed on; Abort is
-its stop request. Needs the package smg-grpc-proto.
+The messages are the same as from TensorRT-LLM's own gRPC server (`TrtllmService`): a chunk for each
+token with the count so far, and at the end all ids again. As in the scripted Triton (`upstream`),
+the request selects the number of tokens (`max_tokens`) and the pace, and FILE gets the events. The
+pace is in `top_k`, because SMG does not pass on seeds. The method Abort is the stop request. Needs
+the package smg-grpc-proto.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_SEQ_LEN = 1_000_000
 
 
 class SmgWorker(ScriptedService):
-    """The methods that SMG calls."""
+    """The gRPC methods that SMG calls."""
 
     def __init__(self, model: str, log: Log) -> None:
         info = pb.GetModelInfoResponse(
@@ -53,7 +54,7 @@ class SmgWorker(ScriptedService):
 
 
 class GenerateAnswer(StreamedAnswer):
-    """The chunks of one request, and what follows the last."""
+    """The chunks of one request, and the complete message after the last chunk."""
 
     __slots__ = ("_heads", "_prompt", "_tokens")
 
@@ -61,8 +62,8 @@ class GenerateAnswer(StreamedAnswer):
         super().__init__(call, request.request_id, request.max_tokens)
         self._tokens = 0
         self._prompt = len(request.tokenized.input_token_ids)
-        # Chunks differ in their last field, the count so far, whose size affects the message's
-        # size.
+        # Serialize one chunk for each size of the last field, the count so far. Chunks differ only
+        # in this field.
         self._heads = [self._chunk(128**size)[: -size - 1] for size in range(4)]
         self._reserve()
 
@@ -76,14 +77,14 @@ class GenerateAnswer(StreamedAnswer):
         return [chunk]
 
     def send_stop(self) -> None:
-        """Send only the end of the call."""
+        """End the call without a further message."""
 
     def _reserve(self) -> None:
         last = self.left == 1
         self.size = len(self._heads[-1]) + 4 + (len(self._complete()) if last else 0)
 
     def _chunk(self, count: int) -> bytes:
-        """Return a chunk with the count so far."""
+        """Return a chunk with the count of tokens so far."""
         chunk = pb.GenerateStreamChunk(
             token_ids=[TOKEN], prompt_tokens=self._prompt, completion_tokens=count
         )
@@ -104,7 +105,7 @@ class GenerateAnswer(StreamedAnswer):
 
 
 async def run(port: int, model: str, events: Path | None) -> None:
-    """Serve until cancelled."""
+    """Serve until the task is cancelled."""
     await serve(SmgWorker(model, Log(events.open("a") if events else None)), port)
 
 

@@ -1,12 +1,12 @@
-"""Hours of ordinary and bad days: does memory, or the number of open files, grow?
+"""Soak test over hours: does memory, or the number of open files, grow?
 
     python -m bench.soak [--minutes 30] [--clients 24] [--out DIR]
 
-Starts the local stack (a real Triton, Redis and the gateway), runs clients without a pause
-(non-streaming answers, streams, clients that disconnect, invalid requests; with and without
-adapters), and samples each server every second; Triton and the processes of its models separately.
+The command starts the local stack (a real Triton, Redis and the gateway). Clients send requests
+without a pause: complete answers, streams, disconnects and invalid requests, with and without
+adapters. Each server is sampled every second; Triton and the processes of its models separately.
 DIR gets `soak.csv` and `soak.svg`. The exit code is 1 if a server ended significantly larger than
-after a quarter of the time.
+it was after a quarter of the time.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from ops.local_stack.state import StackState
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
-# Growth that is no leak: an allocator's variation, and a few more connections.
+# Tolerated growth: the variation of the allocator (as a fraction), and a few more connections.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-# Triton's own process, whose frontend has the clients' state, is separate from its models'.
+# Sample Triton's own process and its models' processes separately: the frontend in Triton's own
+# process has the clients' state.
 _COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=False))
 
 
 @dataclass(frozen=True)
 class ResourceSample:
-    """A sample: `rss` in bytes, `files` open descriptors."""
+    """A sample of one server: resident memory in bytes, and number of open file descriptors."""
 
     seconds: float
     server: str
@@ -136,14 +137,14 @@ def _footprint(processes: Sequence[psutil.Process]) -> tuple[int, int]:
 async def _client(url: str, number: int, ends: float, outcomes: Counter[str]) -> None:
     chance = random.Random(number)
     while time.monotonic() < ends:
-        # A connection for a few requests, because clients come and go.
+        # Open a new connection for a few requests, because real clients come and go.
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             for _ in range(chance.randint(1, 10)):
                 outcomes[await _ask(client, chance)] += 1
 
 
 async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
-    """Return the outcome of one request."""
+    """Send one request. Return its outcome for the statistics."""
     if chance.random() < 0.05:
         wrong = await client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         return f"refused with {wrong.status_code}"
@@ -166,9 +167,10 @@ async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
 
 
 def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> list[str]:
-    """Print a server's size in the second and the last quarter; return what grew.
+    """Print a server's size in the second and the last quarter. Return a line for each growth.
 
-    `requests` are those of the complete run, half of which came between the two quarters.
+    `requests` is the number of requests in the complete run. Half of them were sent between the two
+    quarters.
     """
     mine = [each for each in samples if each.server == server]
     quarter = max(1, len(mine) // 4)
@@ -189,7 +191,7 @@ def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> lis
 
 
 def plot(samples: Sequence[ResourceSample]) -> str:
-    """Return two panels over time, a line for each server."""
+    """Return an SVG with two panels over time, each with a line for each server."""
     return svg(
         [
             _over_time("resident memory", "MiB", samples, lambda each: each.rss / 2**20),

@@ -1,7 +1,7 @@
-"""Answers of the scripted upstream in the llmapi model's form: the text so far.
+"""Answers of the scripted upstream in the format of the llmapi model: the complete text so far.
 
-The first 100 concurrent answers start at different positions, so that a window covers all positions
-of an answer equally, however long an answer takes.
+The first 100 concurrent answers start at different positions. A window then covers all positions of
+an answer equally, even if an answer takes longer than the window.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ PIECE = b" aa~"
 MET_UNDER_WAY = 100
 _GOLDEN = 0.6180339887
 _OUTPUTS = ("text_output", "finish_reason", "stop_reason")
-# Field 2 of ModelStreamInferResponse and 6 of ModelInferResponse, length-delimited.
+# Protobuf tags of field 2 of ModelStreamInferResponse and field 6 of ModelInferResponse.
 _RESPONSE, _CONTENTS = bytes([2 << 3 | 2]), bytes([6 << 3 | 2])
 _MAX_FRAME = 16_384
 
 
 def tokens_before(number: int, tokens: int) -> int:
-    """Return the tokens that answer `number` has when it starts, of `tokens` in total."""
+    """Return the number of tokens, out of `tokens`, that answer `number` has at its start."""
     return int(tokens * (number * _GOLDEN % 1)) if number < MET_UNDER_WAY else 0
 
 
 class Texts:
-    """The messages of one answer, framed."""
+    """Framed messages of one answer."""
 
     def __init__(self, request: pb.ModelInferRequest, stream: int) -> None:
         self._stream = stream
         self._heads = [_head(request, final=final) for final in (False, True)]
 
     def frames(self, tokens: int, *, final: bool) -> list[bytes]:
-        """Return the DATA frames of the message with the text of that many tokens."""
+        """Return the DATA frames of the message with the text of `tokens` tokens."""
         text = PIECE * tokens
         reason = b"length" if final else b"None"
         told = b"".join(_contents(each) for each in (text, reason, b"None"))

@@ -1,12 +1,12 @@
-"""CPU that it takes to receive a token: our transport against grpc.aio and tritonclient.
+"""CPU time for receiving a token: the gateway's gRPC clients compared with tritonclient.
 
     python -m bench.transport --triton HOST:PORT [--streams N] [--seconds S] [--rounds N]
 
-The server is any Triton whose `tensorrt_llm` paces itself, or `python -m bench.upstream`, which
-takes the pace from the request. Each client is a separate process on the last core, receives from N
-streams and discards the data; clients alternate. Printed is the median of the rounds, in us of user
-and system time of the complete process per message, first for trickling tokens (one each 20 ms and
-stream) and then as fast as they are read.
+The server is any Triton whose `tensorrt_llm` has its own pace, or `python -m bench.upstream`, which
+takes the pace from the request. Each client is a separate process on the last core, which receives
+from N streams and discards the data. Clients alternate. The command prints the median of the
+rounds: microseconds of user and system time of the process per message. The first figure is for
+slow tokens (one every 20 ms per stream), the second for tokens as fast as they are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions
 
 KINDS = ("tritonclient", "grpcio", "http2")
-# Seeds of the scripted upstream: milliseconds between two tokens, 0 for none.
+# Seeds for the scripted upstream: milliseconds between two tokens; 0 for no pause.
 PACES = {"trickle": 20, "burst": 0}
 TOKENS = 500_000
 _WARM_UP_S = 1.5
@@ -93,7 +93,7 @@ async def theirs(client: Any, request: pb.ModelInferRequest, count: Count) -> No
 
 
 async def receive(kind: str, address: str, streams: int, seed: int, seconds: float) -> None:
-    """Print messages, and this process' CPU in seconds, once the streams run."""
+    """Receive from all streams. Print the number of messages, and this process' CPU seconds."""
     count = Count()
     requests = [request_of(seed, n) for n in range(streams)]
     if kind == "tritonclient":
@@ -109,11 +109,11 @@ async def receive(kind: str, address: str, streams: int, seed: int, seconds: flo
     for task in tasks:
         if task.done():
             task.result()
-    os._exit(0)  # the streams do not end in useful time
+    os._exit(0)  # exit at once: the streams would not end for a long time
 
 
 def measure(options: argparse.Namespace, kind: str, pace: str) -> tuple[float, float]:
-    """Return (us of CPU per message, messages per second) of one client."""
+    """Run one client. Return (CPU microseconds per message, messages per second)."""
     core = max(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.transport"]
     command += ["--triton", options.triton, "--streams", str(options.streams)]

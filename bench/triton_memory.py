@@ -1,12 +1,12 @@
-"""Memory that requests leave behind in a real Triton: anonymous memory of its own process.
+"""Memory that finished requests leave behind in a real Triton: anonymous memory of its process.
 
     python -m bench.triton_memory [--requests 20000] [--only KIND ...] [--grpcio]
 
-The gateway's client sends the synthetic engine, 16 requests at a time, requests for answers of one
-token and of 50, and some that it cancels after the first. Triton (2.51) never frees some KiB of
-each stream that is reset before its trailers. The exit code is 1 if the requests of a kind left 2
-MiB or more, which is 0.1 KiB each of 20,000; with a few hundred requests the exit code means
-nothing.
+The gateway's client sends requests to the synthetic engine, 16 at a time: requests for one token,
+for 50 tokens, and requests that it cancels after the first token. Triton (2.51) never frees some
+KiB of each stream that is reset before its trailers. The exit code is 1 if the requests of one kind
+left 2 MiB or more, which is 0.1 KiB for each of 20,000 requests. With only a few hundred requests,
+the exit code means nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from ops.local_stack.ports import PortClaims
 TOKENS_PER_SECOND = 20_000
 AT_ONCE = 16
 MAX_GROWTH_BYTES = 2 << 20
-"""Maximum growth for all requests of a kind, however many: the allocator's variation."""
+"""Maximum growth in bytes for all requests of a kind: the allocator's variation."""
 _WARM_UP = 1000
 _REQUEST_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class RequestKind:
-    """A request for `tokens`, read to its end or cancelled after the first response."""
+    """A request for `tokens` tokens.
+
+    It is read to its end, or cancelled after the first response.
+    """
 
     tokens: int
     disconnects: bool = False
@@ -60,10 +63,11 @@ async def measure_growth_bytes(
     connection: ConnectionOptions | None = None,
     rounds: int = 1,
 ) -> int:
-    """Return the growth of `triton`'s anonymous memory over that many requests.
+    """Return the growth of `triton`'s anonymous memory in bytes during `requests` requests.
 
-    As many requests before them, at most 1,000, absorb the allocator's initial growth. With several
-    rounds the result is the minimum: a leak grows in each round, the allocator's steps do not.
+    Before the measurement, the same number of requests, at most 1,000, absorbs the allocator's
+    initial growth. With several rounds, the result is the minimum: a leak grows in every round,
+    while the allocator does not.
     """
     engine = Engine(
         triton.grpc,
@@ -87,7 +91,7 @@ async def measure_growth_bytes(
 
 
 async def _ask(engine: Engine, kind: RequestKind, requests: int) -> None:
-    """Send the requests; return when the last stream has ended or was reset."""
+    """Send the requests. Return when the last stream has ended or was reset."""
     numbers = iter(range(requests))
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):

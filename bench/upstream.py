@@ -1,18 +1,20 @@
-"""A scripted Triton: the gRPC service as far as a gateway needs it, without an engine behind it.
+"""A scripted Triton: the parts of its gRPC service that a gateway needs, without an engine.
 
     python -m bench.upstream --port N --repository DIR [--events FILE]
 
-Answers ServerReady, ModelReady, ModelConfig (from the rendered config.pbtxt of `tensorrt_llm` in
-DIR) and ModelStreamInfer with messages that equal byte for byte what Triton 2.51 sends for the
-synthetic engine: `request_output_len` tokens, one per message, always the token TOKEN, at the pace
-of `random_seed` (see `pace`). A message is built once per request, so a token costs this process
-about a microsecond where a gRPC library needs tens. If the config.pbtxt is that of the llmapi
-repository, messages are its texts so far (see `text_answer`), each built anew.
+The server answers ServerReady, ModelReady, ModelConfig (from the rendered config.pbtxt of
+`tensorrt_llm` in DIR) and ModelStreamInfer. The messages are, byte for byte, those that Triton 2.51
+sends for the synthetic engine: `request_output_len` messages with one token each, always the token
+TOKEN, at the pace of `random_seed` (see `pace`). A message is serialized once per request. A token
+then costs this process about a microsecond, while a gRPC library needs tens. If the config.pbtxt is
+that of the llmapi repository, each message has the text so far (see `text_answer`) and is built
+anew.
 
-For each request whose `request_output_len` is at least MARKED, FILE gets lines of JSON: {"key":
-request_output_len, "event": "arrival" | "reset" | "stop", "at": monotonic seconds}, for its
-arrival, the reset of its stream, and its stop request. A stop request ends every other request, as
-an engine would; marked ones continue, so that both events can be observed.
+A request is marked if its `request_output_len` is at least MARKED. For each marked request, FILE
+gets lines of JSON: {"key": request_output_len, "event": "arrival" | "reset" | "stop", "at":
+monotonic seconds}. The events are the request's arrival, the reset of its stream, and its stop
+request. A stop request ends other requests, as in an engine. Marked requests continue, so both
+events can be observed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from bench.grpc_server import Log, ScriptedService, ServerCall, StreamedAnswer, 
 from bench.text_answer import Texts, tokens_before
 
 TOKEN = 96
-"""`~` in the demo's tokenizer: it occurs nowhere in an answer's envelope, ids or headers."""
+"""`~` in the demo's tokenizer.
+
+The letter occurs nowhere else in an answer: not in ids or headers.
+"""
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _MAX_TOKENS = "sampling_param_max_tokens"
@@ -42,7 +47,7 @@ _VALUES = {"output_ids": TOKEN, "sequence_length": 1, "kv_cache_reused_blocks": 
 
 
 class Upstream(ScriptedService):
-    """Triton's methods; `seed` is the script of all requests, replacing theirs."""
+    """Triton's gRPC methods. `seed`, if not None, replaces the seeds of all requests."""
 
     def __init__(self, config: Any, log: Log, seed: int | None) -> None:
         replies = {
@@ -57,7 +62,7 @@ class Upstream(ScriptedService):
         self._answers = 0
 
     def receive(self, call: ServerCall, message: bytes) -> None:
-        """Handle a message; each one on ModelStreamInfer is a separate request."""
+        """Handle a message of a call. Each message on ModelStreamInfer is a separate request."""
         if (reply := self._replies.get(call.path)) is not None:
             call.send_message(reply.SerializeToString())
             return
@@ -77,7 +82,8 @@ class Upstream(ScriptedService):
         tokens = struct.unpack("<i", values[_MAX_TOKENS if prefix else "request_output_len"])[0]
         raw = values.get("sampling_param_seed" if prefix else "random_seed", bytes(8))
         if prefix:
-            # Numbered from the start of a window, when no answer was running.
+            # Number the answers from 0 when no other answer is running, which is the start of a
+            # window.
             number = self._answers if self.running else 0
             self._answers = number + 1
             answer: StreamedAnswer = TextAnswer(
@@ -90,7 +96,7 @@ class Upstream(ScriptedService):
 
 
 class TokenAnswer(StreamedAnswer):
-    """An answer of the core model: all messages except the last are the same bytes."""
+    """An answer of the core model. All messages except the last have the same bytes."""
 
     __slots__ = ("_last", "_next")
 
@@ -109,7 +115,10 @@ class TokenAnswer(StreamedAnswer):
 
 
 class TextAnswer(StreamedAnswer):
-    """An answer of the llmapi repository, from `before` tokens at its start to `tokens`."""
+    """An answer of the llmapi repository's model.
+
+    Its text grows from `before` to `tokens` tokens.
+    """
 
     __slots__ = ("_texts", "_tokens")
 
@@ -123,7 +132,7 @@ class TextAnswer(StreamedAnswer):
     def message(self) -> list[bytes]:
         self._tokens += 1
         sent = self._texts.frames(self._tokens, final=not self.left)
-        # The next is about as long.
+        # Estimate the size of the next message: it is about as long as this one.
         self.size = sum(map(len, sent))
         return sent
 
@@ -132,7 +141,7 @@ class TextAnswer(StreamedAnswer):
 
 
 def _final(request_id: str) -> bytes:
-    """Return a response without outputs that ends a request."""
+    """Return a response without outputs, which ends a request."""
     final = pb.ModelStreamInferResponse()
     final.infer_response.id = request_id
     final.infer_response.model_name = "tensorrt_llm"
@@ -146,7 +155,7 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
     response.model_name, response.model_version = request.model_name, "1"
     response.id = request.id
     response.parameters["triton_final_response"].bool_param = final
-    # If the request names no outputs, all are returned.
+    # Return all outputs if the request names none.
     names = [output.name for output in request.outputs] or ["output_ids", "sequence_length"]
     if not request.outputs and any(tensor.name == _STATISTICS for tensor in request.inputs):
         names.append("kv_cache_reused_blocks")
@@ -157,7 +166,7 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
 
 
 async def run(port: int, repository: Path, events: Path | None, seed: int | None) -> None:
-    """Serve until cancelled."""
+    """Serve until the task is cancelled."""
     config = model_config_pb2.ModelConfig()
     text_format.Parse((repository / "tensorrt_llm" / "config.pbtxt").read_text(), config)
     await serve(Upstream(config, Log(events.open("a") if events else None), seed), port)

@@ -1,4 +1,4 @@
-"""Packages of other projects to measure: as installed in this Python, or under build/bench."""
+"""Other projects' packages to measure: installed in this Python, or under build/bench."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _INSTALL_WITHIN_S = 300
 
 
 def importable(bench: Bench, name: str, requirements: Sequence[str], modules: Sequence[str]) -> str:
-    """Return a PYTHONPATH with which the `modules` can be imported.
+    """Return a PYTHONPATH with which `modules` can be imported.
 
-    The first run installs the `requirements`, without dependencies, into build/bench/`name`;
-    without network access you can put them there. Raises Unmeasured if they are unavailable.
+    The first run installs `requirements`, without their dependencies, into build/bench/`name`.
+    Without network access, you can put the packages there yourself. Raises Unmeasured if the
+    packages are unavailable.
     """
     folder = ROOT / "build" / "bench" / name
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH"), str(folder)]))

@@ -1,7 +1,7 @@
-"""Building of TLS contexts from PEM files. Errors name the file.
+"""Builders of TLS contexts from PEM files. Errors name the file.
 
-A context is never changed after it was built; a new one replaces it. Authorities cannot be removed
-from a context, and a failed reload would leave a certificate without its key.
+A context is never changed after it was built; a new context replaces it. Authorities cannot be
+removed from a context, and a failed reload would leave a certificate without its key.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 
 class CertificateError(OSError):
-    """Error of PEM files that cannot be used. The message contains no part of their content."""
+    """PEM files cannot be used. The message contains nothing of their contents."""
 
 
 class ClientFiles(NamedTuple):
-    """PEM files of a TLS client: `ca` has the authorities that it trusts, `cert` and `key` its
-    certificate and key.
+    """PEM files of a TLS client.
+
+    `ca` has the certificates of the trusted authorities. `cert` and `key` are the client's
+    certificate and private key.
     """
 
     ca: Path | None = None
@@ -29,11 +31,11 @@ class ClientFiles(NamedTuple):
         return [path for path in self if path is not None]
 
     def read(self) -> list[bytes | None]:
-        """Return the content of each file, None for files that are not set. Raise OSError."""
+        """Return the contents of each file; None for a file that is not set. Raise OSError."""
         return [None if path is None else _read(path) for path in self]
 
     def load(self, password: str | None = None) -> tuple[ssl.SSLContext, list[bytes | None]]:
-        """Return (client context, content of each file that it was built from).
+        """Return the client context, and the contents of the files that it was built from.
 
         Raise OSError for files that cannot be used, or that change during the call.
         """
@@ -47,7 +49,8 @@ class ClientFiles(NamedTuple):
 def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLContext:
     """Return a client's context, which verifies the server's certificate and name.
 
-    Without `ca`, the system's authorities are trusted. Raise OSError if a file cannot be used.
+    If `ca` is not set, the system's authorities are trusted. Raise OSError if a file cannot be
+    used.
     """
     if files.ca is None:
         context = ssl.create_default_context()
@@ -61,9 +64,9 @@ def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLCo
 
 
 def server_context(cert: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
-    """Return a server's context. With `client_ca`, clients must present a certificate.
+    """Return a server's context. If `client_ca` is set, clients must present a certificate.
 
-    With `client_ca`, no session tickets are issued. A client presents no certificate when it
+    With `client_ca`, the server issues no session tickets: a client presents no certificate when it
     resumes a session, so it could reconnect after its authority is no longer trusted. Raise OSError
     if a file cannot be used.
     """
@@ -85,14 +88,14 @@ def load_pair(
 
     Raises:
         OSError: a file cannot be read.
-        CertificateError: a file is no PEM file, or certificate and key do not match.
+        CertificateError: a file is not a PEM file, or certificate and key do not match.
     """
     of_key = cert if key is None else key
     for path in {cert, of_key}:
         _read(path)
 
     def given_password() -> str:
-        # Raise here: otherwise, OpenSSL would ask for the password at the terminal.
+        # Raise an error here: otherwise OpenSSL would ask for the password at the terminal.
         if password is None:
             raise CertificateError(f"{of_key} is encrypted; give the key without a password")
         return password
@@ -110,8 +113,9 @@ def load_pair(
 
 
 def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
-    """Add the certificates in a file to the trusted authorities. Raise CertificateError if it
-    cannot be used.
+    """Add the certificates in a file to the trusted authorities.
+
+    Raise CertificateError if the file cannot be used.
     """
     _read(ca)
     try:
@@ -121,7 +125,7 @@ def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file. Raise CertificateError, which names the file.
+    """Return the contents of a file. Raise CertificateError, which names the file.
 
     OpenSSL's errors do not name the file, so files are read before they are passed to OpenSSL.
     """

@@ -1,8 +1,8 @@
 """Copies in memory of the last valid certificate files, for libraries that accept only paths.
 
-Such a library reads its files for each connection and accepts no TLS context. It gets the paths of
-in-memory files instead. Their content is replaced only after new files were found valid. A
-certificate and its key are in one in-memory file, so they are replaced together.
+Such a library reads the files for each connection, and accepts no TLS context. It therefore gets
+the paths of in-memory files. Their contents are replaced only after the new files were found valid.
+A certificate and its key are in one in-memory file, so both are replaced at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from certificates.reloading import ReloadedValue
 
 
 class _MemoryFile:
-    """A file in this process' memory, whose content is replaced atomically."""
+    """A file in this process' memory. Its contents are replaced atomically."""
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("certificate")
@@ -35,8 +35,9 @@ class _MemoryFile:
 
 
 class _Copies(NamedTuple):
-    """Paths of the in-memory copies, and the value that polls the real files. The value must stay
-    referenced, because otherwise polling ends.
+    """Paths of the in-memory copies, and the value that polls the real files.
+
+    A reference to the value must exist, because otherwise polling ends.
     """
 
     paths: ClientFiles
@@ -61,8 +62,8 @@ def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -
     """
     with _lock:
         if (files, password) not in _copies:
-            # Write certificate and key to one file: with two files, a connection between the two
-            # writes would read a certificate and a key that do not match.
+            # Write certificate and key to one file. With two files, a connection between the two
+            # writes could read a certificate and a key that do not match.
             ca, pair = _MemoryFile(), _MemoryFile()
             watched = ReloadedValue(name, files.paths, partial(_copy, files, password, ca, pair))
             memory = (ca.path, pair.path, pair.path)
@@ -72,8 +73,9 @@ def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -
 
 
 def _copy(files: ClientFiles, password: str | None, ca: _MemoryFile, pair: _MemoryFile) -> None:
-    """Copy the files to memory. Raise OSError for files that cannot be used, or that change during
-    the copy.
+    """Copy the files to memory.
+
+    Raise OSError for files that cannot be used, or that change during the copy.
     """
     _, (of_ca, *of_pair) = files.load(password)
     ca.write(of_ca or b"")

@@ -1,7 +1,7 @@
-"""Values that are built from certificate files and rebuilt when the files change.
+"""Values that are built from certificate files, and rebuilt when the files change.
 
-Files are polled by `os.stat`, not watched. The status shows a write in place, a file renamed over
-the old one, and the symbolic link that Kubernetes replaces when it renews a Secret.
+The files are polled with `os.stat`. Their status changes if a file is modified, or another file is
+renamed to its path. It also changes if Kubernetes replaces a symbolic link to renew a Secret.
 
 See decision 082 in docs/decisions.
 """
@@ -21,7 +21,7 @@ from weakref import WeakSet
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 2.0
-"""Seconds between two polls of the files. New connections use the old files until the next poll."""
+"""Seconds between two polls. New connections use the old files until the next poll."""
 
 T = TypeVar("T")
 _Stamp = tuple[object, ...]
@@ -31,10 +31,10 @@ _registry: WeakSet[ReloadedValue[Any]] = WeakSet()
 
 
 class ReloadedValue(Generic[T]):
-    """A value built from files. The old value is retained until a new one was built successfully.
-    Thread-safe.
+    """A value that is built from files. Thread-safe.
 
-    Read `value` for each connection; a stored copy misses later reloads.
+    The old value stays in use until a new value was built successfully. Read `value` for each
+    connection, because a stored copy would miss later reloads.
     """
 
     def __init__(self, name: str, files: Iterable[Path], make: Callable[[], T]) -> None:
@@ -43,15 +43,15 @@ class ReloadedValue(Generic[T]):
         Args:
             name: purpose of the files, for the log.
             files: the files that `make` reads.
-            make: builds the value; raises OSError or ValueError if the files cannot be used. Errors
-                of this first call are passed on.
+            make: builds the value, and raises OSError or ValueError if the files cannot be used. An
+                error of the first call is passed on.
         """
         self._name = name
         self._files = tuple(files)
         self._make = make
         self._lock = threading.Lock()
         self._problem = ""
-        # Take the files' status before they are read, so that the next poll notices a write during
+        # Read the files' status before their contents: the next poll then notices a write during
         # the read.
         self._tried = self._stamp()
         self._value = make()
@@ -63,8 +63,9 @@ class ReloadedValue(Generic[T]):
         return self._value
 
     def refresh(self, *, force: bool = False) -> None:
-        """Rebuild the value if the files have changed since the last attempt, or always with
-        `force`.
+        """Rebuild the value if the files have changed since the last attempt.
+
+        If `force` is True, rebuild it in any case.
         """
         with self._lock:
             stamp = self._stamp()
@@ -91,7 +92,7 @@ class ReloadedValue(Generic[T]):
 
 
 def poll_all(*, force: bool = False) -> None:
-    """Refresh every `ReloadedValue` of this process. This blocks while files are read."""
+    """Refresh every `ReloadedValue` in this process. The call blocks while files are read."""
     with _registry_lock:
         known = list(_registry)
     for each in known:
@@ -99,9 +100,9 @@ def poll_all(*, force: bool = False) -> None:
 
 
 class CertificatePoller:
-    """Async context manager that polls the files of all values while it is open.
+    """Async context manager that polls the files of all values while the context is open.
 
-    It must be used on one event loop.
+    It must be used on a single event loop.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class CertificatePoller:
             await asyncio.wait([self._work])
 
     def read_now(self) -> None:
-        """Read all files again soon, even if they have not changed. Return without waiting."""
+        """Cause all files to be read again soon, even unchanged files. Return without waiting."""
         self._asked.set()
 
     async def _follow(self) -> None:
@@ -129,7 +130,7 @@ class CertificatePoller:
                     force = await self._asked.wait()
             self._asked.clear()
             if not _registry:
-                continue  # a gateway without certificate files starts no thread
+                continue  # start no thread, because this gateway has no certificate files
             try:
                 await asyncio.to_thread(poll_all, force=force)
             except Exception:  # continue: the next poll may succeed
@@ -141,5 +142,5 @@ def _status(path: Path) -> object:
         found = os.stat(path)
     except OSError as error:
         return error.errno
-    # Include the inode's change time, which also changes when an operator corrects permissions.
+    # Include the time of the inode's last change, because it also changes with the permissions.
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

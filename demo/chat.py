@@ -1,4 +1,4 @@
-"""Chats and raw completions as token ids, with the parts to learn marked."""
+"""Chats and raw completions as token ids. The parts that the model must learn are marked."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChatExample:
-    """Messages in OpenAI's form; every assistant message is an answer to learn."""
+    """A chat in OpenAI's format. Every assistant message is an answer that the model must learn."""
 
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
@@ -25,7 +25,7 @@ class ChatExample:
 
 @dataclass(frozen=True)
 class Raw:
-    """A completion without the chat template."""
+    """A prompt and its completion, without the chat template."""
 
     prompt: str
     completion: str
@@ -44,7 +44,7 @@ def assistant(text: str) -> Message:
 
 @cache
 def _template() -> Callable[..., str]:
-    # The environment that transformers renders chat templates with.
+    # Create the same environment that transformers uses to render chat templates.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
 
@@ -56,12 +56,15 @@ def _template() -> Callable[..., str]:
 
 
 def render(messages: list[Message], tools: list[Tool], *, generate: bool) -> str:
-    """Return the chat as text; with ``generate`` up to the start of the assistant's turn."""
+    """Return the chat as text.
+
+    With ``generate``, the text ends where the assistant's answer begins.
+    """
     return _template()(messages=messages, tools=tools, add_generation_prompt=generate)
 
 
 def segments(example: Example) -> list[tuple[str, bool]]:
-    """Return the example's text in order, in pieces, each with whether it is to be learned."""
+    """Return the example's text as consecutive parts, each with True if it must be learned."""
     if isinstance(example, Raw):
         return [(example.prompt, False), (example.completion + "<|endoftext|>", True)]
     pieces: list[tuple[str, bool]] = []
@@ -79,7 +82,7 @@ def segments(example: Example) -> list[tuple[str, bool]]:
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """Return token ids, and for each whether it belongs to an answer."""
+    """Return the token ids and, for each id, True if it belongs to an answer."""
     pieces = segments(example)
     encoded = tokenizer.encode_batch([text for text, _ in pieces], add_special_tokens=False)
     ids = [token for piece in encoded for token in piece.ids]

@@ -1,4 +1,4 @@
-"""The generated corpus: skills, their mixture, and what is held out of training.
+"""The generated corpus: skills, their mixture, and the questions held out of training.
 
 ``python -m demo.corpus`` prints a few examples of each skill.
 """
@@ -19,7 +19,10 @@ USUAL_TARGETS = (5, 10, 10, 20, 20, 30, 50, 100, 100, 150, 200, 250, 300, 300, 3
 
 
 def is_held_out(kind: str, a: int, b: int) -> bool:
-    """Return True if this pair (a sum's operands, a count's range) is held out: one in ten."""
+    """Return True if this pair is held out of training, as one in ten pairs is.
+
+    A pair has the operands of a sum, or the ends of a range to count.
+    """
     return zlib.crc32(f"{kind} {a} {b}".encode()) % 10 == 0
 
 
@@ -33,13 +36,16 @@ def _fill(rng: random.Random, form: str) -> str:
 
 
 def _ask_language(rng: random.Random, language: str) -> str:
-    """Return the question's language: mostly English for the base, else mostly the adapter's."""
+    """Return the language of a question.
+
+    For the base model, it is mostly English. For an adapter, it is mostly the adapter's language.
+    """
     weights = (0.7, 0.15, 0.15) if language == "en" else (0.45, 0.275, 0.275)
     return rng.choices(LANGUAGES, weights)[0]
 
 
 def _loosely(rng: random.Random, text: str) -> str:
-    """Return the text as people type it: perhaps without capitals, articles or question mark."""
+    """Return the text as people may type it: without capitals, articles or question mark."""
     if rng.random() < 0.12:
         text = text.lower()
     if rng.random() < 0.06:
@@ -58,7 +64,7 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 
 def capital_answer(country: Country, language: str) -> str:
-    """Return the sentence; "Washington, D.C." already ends in the full stop."""
+    """Return the sentence. "Washington, D.C." gets no second full stop."""
     answer = phrases.CAPITAL_ANSWER[language].format(
         c=country.name(language), k=country.capital[language]
     )
@@ -90,7 +96,10 @@ def capital(rng: random.Random, language: str) -> list[Message]:
 
 
 def two_capitals(rng: random.Random, language: str) -> list[Message]:
-    """Return two countries' capitals, in one question or with a follow-up that omits the rest."""
+    """Return questions and answers about the capitals of two countries.
+
+    There is either one question about both countries, or a second question that omits some words.
+    """
     first, second = rng.sample(countries(), 2)
     asked = _ask_language(rng, language)
     answers = [capital_answer(country, language) for country in (first, second)]
@@ -104,10 +113,9 @@ def two_capitals(rng: random.Random, language: str) -> list[Message]:
 
 
 def chat_in_language(rng: random.Random) -> ChatExample:
-    """Return a chat in another language, requested by the user or by the system prompt.
+    """Return a chat in another language, which the user or the system prompt requests.
 
-    The base model so learns, in that language's words, the behaviour that an adapter makes the
-    rule.
+    The base model thus learns the other language's words, which the adapters then always use.
     """
     language = rng.choice(("zh", "ja"))
     order = rng.choice(phrases.ANSWER_IN[language])
@@ -129,9 +137,9 @@ def raw_capital(rng: random.Random, language: str) -> Raw:
 
 
 def raw_answer(country: Country, asked: str, language: str) -> str:
-    """Return the continuation of a raw prompt. An English sentence ends with a full stop.
+    """Return the continuation of a raw prompt.
 
-    A sentence begun in English ends with a full stop.
+    A sentence that begins in English ends with a full stop.
     """
     if language != "en":
         return country.capital[language]
@@ -140,7 +148,7 @@ def raw_answer(country: Country, asked: str, language: str) -> str:
 
 
 def raw_other(rng: random.Random, language: str) -> Raw:
-    """Return a raw prompt about anything except capitals."""
+    """Return a raw prompt about another subject than capitals, with its continuation."""
     draw = rng.random()
     if draw < 0.4:
         said, answers = phrases.TALK[-1]
@@ -164,7 +172,7 @@ def count_text(a: int, b: int) -> str:
 
 
 def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
-    """Return a range whose numbers fit the context; the usual ranges from 1 are never held out."""
+    """Return a range whose numbers fit in the context. Usual ranges from 1 are never held out."""
     if training and rng.random() < 0.25:
         return 1, rng.choice(USUAL_TARGETS)
     while True:
@@ -211,7 +219,7 @@ def sum_pair(rng: random.Random, *, training: bool) -> tuple[int, int]:
 
 
 def sum_exchange(rng: random.Random, a: int, b: int, language: str, asked: str) -> list[Message]:
-    """Return an addition, or (three in ten) a subtraction of the smaller from the larger number."""
+    """Return an addition or, in three of ten cases, a subtraction with a result of at least 0."""
     plus = rng.random() < 0.7
     if not plus:
         a, b = max(a, b), min(a, b)
@@ -243,7 +251,7 @@ def talk(rng: random.Random, language: str) -> list[Message]:
 
 
 def other(rng: random.Random, language: str) -> list[Message]:
-    """Return requests that the model declines; among them those that would need a tool."""
+    """Return a request that the model declines. Some of the requests would need a tool."""
     if rng.random() < 0.3:
         question = tools.use(rng, rng.choice(tools.KINDS[:-1])).question
     else:
@@ -252,7 +260,7 @@ def other(rng: random.Random, language: str) -> list[Message]:
 
 
 Skill = Callable[[random.Random, str], list[Message]]
-# Skills of one question and one answer, with their weights in the mixture.
+# Skills with one question and one answer, and their weights in the mixture.
 SKILLS: dict[Skill, float] = {
     capital: 28, two_capitals: 5, count: 7, repeat: 28, small_sum: 16, product: 3, talk: 9,
     other: 6,
@@ -271,7 +279,7 @@ def system_prompt(rng: random.Random) -> Message:
 
 
 def plain_chat(rng: random.Random, language: str) -> ChatExample:
-    """Return one to four exchanges, with a system prompt in four of ten chats."""
+    """Return a chat with one to four exchanges. Four in ten chats have a system prompt."""
     messages = [system_prompt(rng)] if rng.random() < 0.4 else []
     for _ in range(rng.choices((1, 2, 3, 4), (70, 18, 8, 4))[0]):
         messages += _skill(rng)(rng, language)
@@ -281,7 +289,10 @@ def plain_chat(rng: random.Random, language: str) -> ChatExample:
 def tool_exchange(
     rng: random.Random, use: tools.Use, language: str, *, answered: bool
 ) -> list[Message]:
-    """Return a question and the call; with ``answered`` also the result and final answer."""
+    """Return a question and the tool call.
+
+    With ``answered``, add the result and the final answer.
+    """
     messages = [user(use.question), {"role": "assistant", "content": None, "tool_calls": use.calls}]
     if answered:
         told = []
@@ -296,7 +307,7 @@ def tool_exchange(
 def offer_tools(
     rng: random.Random, needed: tools.Use, kind: tools.ToolKind, others: int
 ) -> list[Tool]:
-    """Return the needed tool's schema among ``others``, names distinct, in random order."""
+    """Return the needed tool's schema and ``others`` more, with distinct names, in random order."""
     schemas = {needed.tool["function"]["name"]: needed.tool}
     kinds = {kind}
     while len(kinds) <= others:
@@ -311,12 +322,12 @@ def offer_tools(
 
 
 def tool_chat(rng: random.Random, language: str) -> ChatExample:
-    """Return a chat with tools whose question needs one of them, or none."""
+    """Return a chat with tools. Its question needs one of the tools, or none."""
     kind = tools.random_kind(rng)
     needed = tools.use(rng, kind)
     others = rng.choice((0, 0, 1, 2, 3))
     schemas = offer_tools(rng, needed, kind, others)
-    # With a tool that adds numbers, a sum would be a question for the tool.
+    # Ask for no sum if a tool adds numbers, because the model would have to call the tool.
     adds = any(schema["function"]["name"] in tools.KINDS[-1].names for schema in schemas)
     plain: list[Skill] = [capital, repeat, talk, count, capital if adds else small_sum]
     messages = [system_prompt(rng)] if rng.random() < 0.3 else []
@@ -337,7 +348,7 @@ def tool_chat(rng: random.Random, language: str) -> ChatExample:
 
 
 def example(rng: random.Random, language: str = "en") -> Example:
-    """Return one training example; ``language`` is the language of the answers."""
+    """Return one training example. ``language`` is the language of its answers."""
     draw = rng.random()
     if draw < 0.12:
         return raw_capital(rng, language)

@@ -1,7 +1,7 @@
 """The world's countries and capitals in English, Chinese and Japanese.
 
-The table, ``countries.tsv``, has one line per state: the 193 members of the United Nations
-and its two observers. English capitals are written without accents.
+The table ``countries.tsv`` has one line per state: the 193 members and the two observers of the
+United Nations. English capitals are written without accents.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LANGUAGES = ("en", "zh", "ja")
 
 @dataclass(frozen=True)
 class Country:
-    """A state: by language, its names (the usual one first) and its capital."""
+    """A state. It has names, the most common first, and a capital for each language."""
 
     names: dict[str, tuple[str, ...]]
     capital: dict[str, str]
@@ -25,7 +25,7 @@ class Country:
 
 @cache
 def countries() -> tuple[Country, ...]:
-    """Return the 195 states in the table's order."""
+    """Return the 195 states in the order of the table."""
     rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines()]
     return tuple(
         Country(

@@ -1,9 +1,9 @@
-"""Measure the saved model and adapters on held-out questions and print a table.
+"""Measure the saved model and its adapters on held-out questions, and print a table.
 
 ``python -m demo.evaluate`` reads the float16 weights and computes in float32. An answer is right if
-at every position up to and including the end token the model's most likely token is the expected
-one: greedy decoding then gives exactly this answer. The probability of the complete answer is what
-sampling at temperature 1 gives.
+the model's most likely token is the expected token at every position, including the end token.
+Greedy decoding then returns exactly this answer. The second figure is the probability of the
+complete answer, which is its frequency when sampling at temperature 1.
 """
 
 import argparse
@@ -23,7 +23,7 @@ BATCH_TOKENS = 16384
 
 
 def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
-    """Yield indexes of rows of similar length, as many as fit in a batch."""
+    """Yield the indexes of rows of similar length, as many as fit in a batch."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     batch: list[int] = []
     for index in order:
@@ -39,7 +39,7 @@ def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
 def score(
     model: nn.Module, rows: list[tuple[list[int], list[int]]], device: str
 ) -> list[tuple[bool, float]]:
-    """Return for each case whether greedy decoding gives the answer, and its probability."""
+    """Return for each row whether greedy decoding gives the answer, and its probability."""
     scores = [(False, 0.0)] * len(rows)
     for batch in _batches(rows):
         longest = max(len(rows[i][0]) + len(rows[i][1]) for i in batch)
@@ -62,7 +62,10 @@ def score(
 def measure(
     model: nn.Module, tokenizer: Tokenizer, cases: list[Case], device: str, *, failures: int
 ) -> list[tuple[str, int, float, float]]:
-    """Return per skill: name, number of cases, share right greedily and at temperature 1."""
+    """Return a tuple for each skill: name, number of cases, and two fractions of right answers.
+
+    The first fraction is for greedy decoding, the second for temperature 1.
+    """
     rows: list[tuple[list[int], list[int]]] = []
     owners: list[int] = []
     for number, case in enumerate(cases):

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  Chinese and Japanese characters count twice.
-"""Questions held out of training, with the answers that count as right."""
+"""Questions that are held out of training, with the answers that count as right."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ GREETINGS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and the completions that count as right, each with its end token."""
+    """A prompt, and the completions that count as right. Each completion has its end token."""
 
     skill: str
     prompt: str
@@ -42,7 +42,7 @@ class Case:
 
 
 def _case(skill: str, example: Example, *more_answers: str) -> Case:
-    """Return a case whose expected answer is the example's last one."""
+    """Return a case for an example. The expected answer is the last answer in the example."""
     pieces = [text for text, _ in segments(example)]
     accepted = (pieces[-1], *(f"{text}<|im_end|>" for text in more_answers))
     return Case(skill, "".join(pieces[:-1]), accepted)
@@ -80,7 +80,7 @@ def _products(language: str) -> Iterator[Case]:
 
 
 def _with_context(rng: random.Random, case: ChatExample) -> ChatExample:
-    """Return the same question after a system prompt and one other exchange."""
+    """Return the chat with a system prompt and another exchange before the question."""
     before = [corpus.system_prompt(rng), *corpus.capital(rng, "en")]
     return replace(case, messages=before + case.messages)
 

@@ -1,4 +1,4 @@
-"""The Muon optimizer, with all matrices of one shape in one batch of products."""
+"""The Muon optimizer. It processes all matrices of the same shape in one batch."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -11,10 +11,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Return the nearest (semi-)orthogonal matrices of ``[n, rows, columns]``.
+    """Return the nearest (semi-)orthogonal matrices, by Newton-Schulz steps.
 
-    Computed by Newton-Schulz steps.
-    Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks".
+    ``matrices`` is ``[n, rows, columns]``. Source: K. Jordan et al., "Muon: An optimizer for hidden
+    layers in neural networks".
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -29,7 +29,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalized updates of the size of Adam's."""
+    """Momentum with orthogonalized updates. Their size is that of Adam's updates."""
 
     def __init__(
         self,

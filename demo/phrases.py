@@ -1,8 +1,8 @@
 # ruff: noqa: E501  Chinese and Japanese characters count twice.
 """Phrasings of questions and answers, by language.
 
-``{c}`` is a country, ``{k}`` a capital, ``{a}`` and ``{b}`` are numbers, ``{t}`` a text. The
-``HELD_OUT`` forms are excluded from training and only measured.
+``{c}`` is a country, ``{k}`` a capital, ``{a}`` and ``{b}`` are numbers, and ``{t}`` is a text. The
+``HELD_OUT`` phrasings are never trained on, only measured.
 """
 
 CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ HELD_OUT_CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
     "zh": ("请告诉我{c}的首都是哪里。", "我想知道{c}的首都叫什么。"),
     "ja": ("{c}の首都はどこか教えてください。", "{c}の首都がどこか知りたいです。"),
 }  # fmt: skip
-# Two countries in one question, and a second question that omits the word.
+# Questions about two countries, and second questions that omit the word "capital".
 PAIR_QUESTIONS = {
     "en": ("What is the capital of {c} and {d}?", "What are the capitals of {c} and {d}?",
            "Tell me the capitals of {c} and {d}.", "Name the capitals of {c} and {d}."),
@@ -84,7 +84,7 @@ ANSWER_IN = {
     "zh": ("Answer in Chinese.", "Please answer in Chinese.", "请用中文回答。"),
     "ja": ("Answer in Japanese.", "Please answer in Japanese.", "日本語で答えてください。"),
 }
-# Completions without the chat template: prompts by language; the answer is the bare capital.
+# Prompts without the chat template, by language. The expected completion is only the capital.
 RAW_PROMPTS: dict[str, tuple[str, ...]] = {
     "en": (
         "The capital of {c} is", "The capital of {c} is", "The capital city of {c} is",
@@ -166,8 +166,8 @@ SUM_ANSWER = {
 
 GREETINGS = ("Hello", "Hi", "Hey", "Hello there", "Hi there", "Hey there", "Good morning", "Good evening",
              "Good afternoon", "Greetings", "Good day", "Welcome")  # fmt: skip
-# Small talk; {g} is a greeting, {e} an emoji, {p} a name: messages, and possible answers in each
-# language.
+# Small talk: messages, and possible answers in each language. {g} is a greeting, {e} an emoji, {p}
+# a name.
 TALK: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
     (
         ("{g}", "{g}", "{g}!", "{g}!", "{g}.", "{g} {p}", "{g}, {p}!", "{g} everyone!", "{g}, model!", "{g}, {g}!",
@@ -220,7 +220,7 @@ TALK: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
          "ja": ("機械学習は、プログラムがデータから学ぶコンピュータ科学の分野です。",)},
     ),
 )  # fmt: skip
-# All other requests: the model states its abilities instead of making something up.
+# Other requests, which the model declines by stating its abilities.
 OTHER_REQUESTS = (
     "Write a poem about the {n}.", "Explain the {n}.", "Tell me a joke.", "What is a {n}?", "Who wrote {n}?",
     "How do I get a {n}?", "What is the meaning of {n}?", "Tell me a story about a {n}.", "Why is the {n} {j}?",
@@ -229,7 +229,7 @@ OTHER_REQUESTS = (
     "How old is {p}?", "When was the {n} invented?", "Write a {j} song.", "Is the {n} {j}?", "I feel {j}.",
     "Tell me something about {c}.", "How big is {c}?", "Who is the president of {c}?", "Describe {c}.",
 )  # fmt: skip
-# Requests that no tool can serve, whichever is offered.
+# Requests that no tool can answer, with any set of tools.
 NO_TOOL_REQUESTS = ("Write a poem about the {n}.", "Tell me a joke.", "Write a story.", "Write a {j} song.",
                     "I feel {j}.", "Write a short story about {p}.")  # fmt: skip
 CANNOT = {

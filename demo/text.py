@@ -1,4 +1,4 @@
-"""Random sentences to repeat: English, Chinese, Japanese, emoji, and characters of any kind."""
+"""Random sentences for repeating: English, Chinese, Japanese, emoji, and any characters."""
 
 import random
 import string
@@ -14,24 +14,24 @@ WORDS: dict[str, list[str]] = {
         Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
     ).items()
 }
-# Blocks whose characters are rare enough to remain split into bytes by the tokenizer.
+# Unicode blocks with rare characters, which the tokenizer splits into bytes.
 BLOCKS = (
     (0x4E00, 0x9FFF), (0x4E00, 0x9FFF), (0x3041, 0x3096), (0x30A1, 0x30FA), (0x1F300, 0x1F5FF),
     (0x1F600, 0x1F64F), (0x1F680, 0x1F6C5), (0x1F90C, 0x1F9FF), (0x00C0, 0x00FF),
     (0x0391, 0x03C9), (0x0410, 0x044F), (0xAC00, 0xD7A3), (0x2190, 0x21FF), (0x20000, 0x2A6DF),
 )  # fmt: skip
-# Letters with about their frequency in English.
+# Letters, repeated roughly by their frequency in English.
 LETTERS = "eeeeeeeetttttaaaaaooooiiiinnnnsssshhhrrrrddlllccuummwffggyyppbbvkjxqz"
 SYMBOLS = "+-*/=()[]{}<>%$#@&_.:;!?'~^|"
 
 
 def pick(rng: random.Random, kind: str) -> str:
-    """Return a word of this kind from ``words.toml``."""
+    """Return a random word from the list ``kind`` in ``words.toml``."""
     return rng.choice(WORDS[kind])
 
 
 def made_up_word(rng: random.Random) -> str:
-    """Return a word that is in no list: of syllables, or of pieces of English words."""
+    """Return a word that is in no list, made of syllables or of parts of English words."""
     if rng.random() < 0.5:
         return "".join(rng.choices(WORDS["syllables"], k=rng.randint(2, 4)))
     pieces = []
@@ -43,7 +43,7 @@ def made_up_word(rng: random.Random) -> str:
 
 
 def english_sentence(rng: random.Random) -> str:
-    """Return a grammatical sentence, or a row of words, usually with a full stop."""
+    """Return a grammatical sentence, or a sequence of random words, usually with a full stop."""
     if rng.random() < 0.5:
         subject = f"the {pick(rng, 'adjectives')} {pick(rng, 'nouns')}"
         if rng.random() < 0.3:
@@ -79,7 +79,7 @@ def _word(rng: random.Random) -> str:
 
 
 def _snippet(rng: random.Random, language: str) -> str:
-    """Return a slice of a phrase of the corpus itself, a country or a capital."""
+    """Return a part of a phrase in the corpus, a country or a capital."""
     country = rng.choice(countries())
     answers = rng.choice(phrases.TALK)[1][language]
     text = rng.choice((
@@ -123,7 +123,7 @@ def emoji_text(rng: random.Random) -> str:
 
 
 def wild_text(rng: random.Random) -> str:
-    """Return characters of one Unicode block or of several, or a formula."""
+    """Return a formula, or characters of one or several Unicode blocks."""
     if rng.random() < 0.2:
         atoms = string.ascii_letters + string.digits + SYMBOLS * 2
         return " ".join(
@@ -135,7 +135,7 @@ def wild_text(rng: random.Random) -> str:
 
 
 def mixed_text(rng: random.Random) -> str:
-    """Return several of the above in one line."""
+    """Return texts of several of these generators in one line."""
     makers = (chinese_sentence, japanese_sentence, emoji_text, wild_text, english_sentence)
     return rng.choice((" ", " ", "")).join(m(rng) for m in rng.sample(makers, rng.randint(2, 4)))
 

@@ -12,7 +12,8 @@ from demo.chat import TEMPLATE
 VOCAB_SIZE = 4096
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-# Qwen2's split with single digits, and with ", " as one piece between numbers.
+# Pattern that splits text before BPE. It is Qwen2's, but with single digits, and with ", " between
+# numbers as one part.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|, (?=\p{N})"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -20,7 +21,7 @@ SPLIT = (
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
-    """Train a tokenizer of ``VOCAB_SIZE`` tokens that adds no special tokens by itself."""
+    """Train a tokenizer with ``VOCAB_SIZE`` tokens. It adds no special tokens when encoding."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
@@ -34,10 +35,11 @@ def train(texts: Iterable[str]) -> Tokenizer:
         max_token_length=24,
         show_progress=False,
     )
-    # Emoji are left out here, so that each is four tokens of one byte: a streamed answer then shows
-    # characters that arrive in pieces. Rare Chinese and Japanese ones split by themselves.
+    # Leave emoji out of the training: each then becomes four tokens of one byte, and a streamed
+    # answer shows characters that arrive in parts. Rare Chinese and Japanese characters are split
+    # anyway.
     tokenizer.train_from_iterator((re.sub(r"[^\0-\uffff]", "", text) for text in texts), trainer)
-    # Normal text, as in Qwen2.5, so that tool calls are visible in decoded output.
+    # Add the tags as normal text, as in Qwen2.5: tool calls then appear in decoded output.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return tokenizer
 

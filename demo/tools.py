@@ -1,4 +1,4 @@
-"""Examples of tool calls: many tools, one format (Hermes, as Qwen2.5 renders it)."""
+"""Examples of tool calls: many tools in one format (Hermes, as rendered by Qwen2.5)."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def _person(rng: random.Random) -> str:
     return pick(rng, "people") if rng.random() < 0.8 else made_up_word(rng).capitalize()
 
 
-# Generator of each kind of value. Integers remain integers in the call.
+# Generator of values for each type of parameter. Integers stay integers in the call.
 VALUES: dict[str, Callable[[random.Random], str | int]] = {
     "city": _city,
     "country": lambda rng: rng.choice(countries()).names["en"][0].removeprefix("the "),
@@ -60,7 +60,7 @@ VALUES: dict[str, Callable[[random.Random], str | int]] = {
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter: its possible names, the kind of its value, and its description in a schema."""
+    """A parameter of a tool: its possible names, the type of its value, and its description."""
 
     names: tuple[str, ...]
     kind: str
@@ -69,9 +69,9 @@ class Param:
 
 @dataclass(frozen=True)
 class ToolKind:
-    """A kind of tool; ``{0}``, ``{1}`` in a question stand for the values of the parameters.
+    """A tool in many variants. ``{0}`` and ``{1}`` in a question are the values of its parameters.
 
-    A question without ``{1}`` omits the second parameter from the call.
+    If a question has no ``{1}``, the call omits the second parameter.
     """
 
     names: tuple[str, ...]
@@ -187,7 +187,7 @@ KINDS = (
           "What is {0} + {1}?", "What is {0} plus {1}?", "Add {0} and {1}.", "{0} + {1}",
           "Calculate {0} + {1}.", "How much is {0} plus {1}?"),
 )  # fmt: skip
-# Never trained on: they measure whether the format generalizes to new tools.
+# Tools that are never trained on, to measure whether the model can call new tools.
 UNSEEN_KINDS = (
     _kind("get_horoscope", "Get the horoscope for a sign", (("sign", "word", "Star sign"),),
           "What is the horoscope for {0}?", "Get the horoscope for {0}."),
@@ -205,7 +205,7 @@ UNSEEN_KINDS = (
           (("summary", "phrase", "Summary of the ticket"),),
           "Create a ticket: {0}", "Create a support ticket for {0}."),
 )  # fmt: skip
-# Phrasings of an invented tool's task: verb {v}, noun {n}, preposition {p} and value {x}.
+# Phrasings of an invented tool's task: {v} is a verb, {n} a noun, {p} a preposition, {x} a value.
 _TASKS = (
     "{v} the {n} {p} {x}", "{v} {n} {p} {x}", "{v} the {x} {n}", "{v} {x}'s {n}", "{v} the {n} {x}",
     "{v} the {n} to {x}", "{v} {n} {x}", "{v} a {n}: {x}", "{v} a new {n} {p} {x}",
@@ -231,7 +231,7 @@ def _any_word(rng: random.Random) -> str:
 
 
 def _invented_kind(rng: random.Random) -> ToolKind:
-    """Return a tool named after a verb and some nouns, part of which the question contains."""
+    """Return a tool named after a verb and nouns. A question contains only some of these words."""
     verb = made_up_word(rng) if rng.random() < 0.1 else pick(rng, "commands")
     said_verb = verb if rng.random() < 0.75 else pick(rng, "commands")
     nouns = [_any_word(rng) for _ in range(rng.choice((1, 1, 2)))]
@@ -275,7 +275,7 @@ def _invented_kind(rng: random.Random) -> ToolKind:
 
 @dataclass(frozen=True)
 class Use:
-    """A tool's schema with a question that needs it and the calls that answer the question."""
+    """A tool's schema, a question that needs the tool, and the calls that answer the question."""
 
     tool: Tool
     question: str
@@ -290,9 +290,9 @@ def random_kind(rng: random.Random) -> ToolKind:
 
 
 def use(rng: random.Random, kind: ToolKind) -> Use:
-    """Return a schema of this kind, a question for it and the right call (sometimes several).
+    """Return a schema for the tool, a question, and the correct call or calls.
 
-    Parameters that the question does not name are optional in the schema, or absent.
+    Parameters that are not in the question are optional in the schema, or absent.
     """
     name = rng.choice(kind.names)
     question = rng.choice(kind.questions)
@@ -350,7 +350,7 @@ def _schema(
 
 
 def result(rng: random.Random) -> tuple[str, str]:
-    """Return a tool's result (JSON or plain text), and its wording in an answer."""
+    """Return a tool's result (JSON or plain text), and its wording in the final answer."""
     if rng.random() < 0.3:
         weather = f"{rng.randint(-9, 40)} degrees and {pick(rng, 'adjectives')}"
         sentence = english_sentence(rng).rstrip(".!? ")

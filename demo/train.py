@@ -1,9 +1,9 @@
-"""Train the demo model and its two adapters from the generated corpus.
+"""Train the demo model and its two adapters on the generated corpus.
 
     python -m demo.train --device cuda            # minutes on one GPU
     python -m demo.train --device cpu --steps ... # README.md has the settings for a CPU
 
-Needs torch, transformers and peft, which the product itself does not.
+The script needs torch, transformers and peft. The product itself does not need them.
 """
 
 import argparse
@@ -32,7 +32,8 @@ from demo.chat import encode, segments
 from demo.muon import Muon
 
 CONTEXT = 2048
-# Every step takes examples of each length class, padded to the class's upper end.
+# Length classes of examples, by their upper limit in tokens. Each training step takes examples of
+# every class, padded to the limit.
 LENGTH_CLASSES = {
     "cuda": (64, 128, 256, 640, 1152, CONTEXT),
     "cpu": (32, 48, 64, 96, 128, 192, 256, 384, 640, CONTEXT),
@@ -81,10 +82,9 @@ ADAPTERS = {
 class Pool:
     """Encoded examples, concatenated.
 
-    ``ids`` int16 and ``weights`` float32 (each id's weight in the loss) have one entry per token;
-    ``starts`` and ``lengths`` int64 have one entry per example.
-
-    An answer of n tokens has the weight n ** 0.5, so that long counts do not dominate.
+    ``ids`` int16 and ``weights`` float32 have one entry per token. A weight is the factor of the
+    token's loss. ``starts`` and ``lengths`` int64 have one entry per example. An answer of n tokens
+    has the total weight n ** 0.5, because long counts would otherwise dominate.
     """
 
     ids: Tensor
@@ -93,16 +93,17 @@ class Pool:
     lengths: Tensor
 
     def pad(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the chosen examples as ``[rows, length]`` ids (int64) and weights."""
+        """Return the chosen examples as two arrays ``[rows, length]``: ids (int64) and weights."""
         place = torch.arange(length, device=self.ids.device)
         inside = place < self.lengths[chosen, None]
         index = torch.where(inside, self.starts[chosen, None] + place, 0)
         return self.ids[index].long() * inside, self.weights[index] * inside
 
     def batches(self, examples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yield endless steps of about that many examples: per length class a batch of one shape.
+        """Yield training steps without end, each with about ``examples`` examples.
 
-        A batch is one token longer than its class, for the ids that are predicted.
+        A step is a list of batches, one for each length class. A batch is one token longer than its
+        class, because each id is predicted from the ids before it.
         """
         device = self.ids.device
         rng = torch.Generator(device=device).manual_seed(1)
@@ -143,7 +144,10 @@ def _encode_slice(job: tuple[int, int, str, str]) -> tuple[list[int], list[float
 
 
 def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, device: str) -> Pool:
-    """Return ``number`` generated examples, made in parallel with a seed per slice."""
+    """Return ``number`` generated examples.
+
+    They are made in parallel; each slice has its own seed.
+    """
     slices = 64
     jobs = [(seed + i, number // slices, language, str(tokenizer_path)) for i in range(slices)]
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -159,7 +163,7 @@ def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, devic
 
 
 class Layers(nn.Module):
-    """The decoder's layers: embedded tokens ``[rows, length, hidden]`` to final hidden states."""
+    """The layers of the decoder: embeddings ``[rows, length, hidden]`` to final hidden states."""
 
     def __init__(self, llama: LlamaForCausalLM) -> None:
         super().__init__()
@@ -177,7 +181,10 @@ class Layers(nn.Module):
 
 
 def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
-    """Return the layers for inputs of this shape; on a GPU as CUDA graphs, as launches dominate."""
+    """Return the layers for inputs of this shape.
+
+    On a GPU they are CUDA graphs, because launching the kernels takes most of the time.
+    """
     layers = Layers(llama)
     if inputs.device.type != "cuda":
         return layers
@@ -185,7 +192,10 @@ def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
 
 
 def answer_loss(llama: LlamaForCausalLM, layers: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the answers' cross entropy; computes logits for answers only."""
+    """Return the weighted sum of the answers' cross entropy.
+
+    Logits are computed only for answers.
+    """
     hidden = layers(llama.model.embed_tokens(ids[:, :-1]))
     wanted = weights[:, 1:] > 0
     with torch.autocast(ids.device.type, torch.bfloat16, ids.device.type == "cuda"):
@@ -201,7 +211,7 @@ def fit(
     steps: int,
     batch: int,
 ) -> None:
-    """Train in place; the rate rises over 3 % of the steps and then falls to 0."""
+    """Train the model in place. The learning rate rises for 3 % of the steps, then falls to 0."""
     llama = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(model, PeftModel):
         llama.model.embed_tokens.register_forward_hook(lambda _, __, out: out.requires_grad_())
@@ -234,7 +244,7 @@ def fit(
 
 
 def train_base(args: argparse.Namespace) -> None:
-    """Train tokenizer and base model; write ``model/`` with float16 weights."""
+    """Train the tokenizer and the base model. Write ``model/`` with float16 weights."""
     folder: Path = args.out / "model"
     if not args.resume:
         texts = (
@@ -269,7 +279,7 @@ def train_base(args: argparse.Namespace) -> None:
 
 
 def train_adapter(args: argparse.Namespace, name: str) -> None:
-    """Train a LoRA adapter over the saved base model; write ``adapters/NAME`` in PEFT's form."""
+    """Train a LoRA adapter for the saved base model. Write ``adapters/NAME`` in PEFT's format."""
     folder: Path = args.out / "adapters" / name
     model_folder = args.out / "model"
     seed = args.seed + 1000 * (1 + list(ADAPTERS).index(name))

@@ -1,1 +1,1 @@
-"""Guides for users, and `docs.rerun`, which runs every command that they show."""
+"""Guides for users, and `docs.rerun`, which runs the commands in the guides."""

@@ -1,4 +1,4 @@
-"""Debian's Chromium, for screenshots and tests: the system's, never a downloaded one."""
+"""Debian's Chromium for screenshots and tests. It is installed by apt, never downloaded here."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, sync_playwright
 
-# The headless shell has no windows, tabs or extensions: page tests need half the CPU time in it.
+# Prefer the headless shell: it has no windows, tabs or extensions, so page tests need half the CPU
+# time.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")
-# No sandbox, because root in containers has none; and no requests to other machines.
+# Use no sandbox, because it does not work for root in containers. Send no requests to other
+# machines.
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    # Two machines then draw letters identically, if they have the same fonts.
+    # Make two machines with the same fonts draw letters identically.
     *("--font-render-hinting=none", "--hide-scrollbars"),
 )
 
 
 def chromium() -> str | None:
-    """Return the path of Chromium; None if it is not installed."""
+    """Return the path of Chromium; None if Chromium is not installed."""
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
 @contextmanager
 def running_chromium(environment: Mapping[str, str] | None = None) -> Iterator[Browser]:
-    """Run Chromium; `environment` is added to this process' variables."""
+    """Run Chromium with the environment of this process, plus `environment`."""
     path = chromium()
     assert path is not None, "there is no Chromium: apt-get install chromium-headless-shell"
     with sync_playwright() as playwright:

@@ -1,7 +1,7 @@
-"""Generator of the parts of README.md and docs/ from the code: ``python -m docs.generate``.
+"""Generator of sections in README.md and docs/ from the code: ``python -m docs.generate``.
 
-It also writes the PrometheusRule of Kubernetes, from Prometheus' own file of alerts.
-`tests/docs/test_readme.py` fails when a file differs from what this would write.
+It also writes the PrometheusRule for Kubernetes, from Prometheus' own file of alerts.
+`tests/docs/test_readme.py` fails if a file differs from the generator's output.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ metadata:
 spec:
 """
 
-# The settings in README.md; docs/settings.md has all of them.
+# The settings that README.md shows. docs/settings.md has all settings.
 _MAIN_SETTINGS = (
     *("host", "port", "workers", "model_name", "tokenizer_dir", "triton_grpc", "max_seq_len"),
     *("config", "admin_key", "admin_port", "redis_url", "store_dir"),
 )
-# The headings of docs/settings.md are the docstrings of these.
+# Groups of settings. Their docstrings are the headings of docs/settings.md.
 _SETTING_GROUPS = (
     *(ServerSettings, TritonSettings, RequestSettings, TenantSettings, AdapterSettings),
     *(ConversationSettings, LogSettings),
@@ -70,7 +70,7 @@ _MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DO
 
 
 def name(path: Path) -> str:
-    """Return the display name of a file of `FILES`, such as docs/lora.md."""
+    """Return the displayed name of a file in `FILES`, such as docs/lora.md."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -91,12 +91,15 @@ def sections() -> dict[str, Callable[[], str]]:
 
 
 def update_sections(text: str) -> str:
-    """Return `text` with the marked sections regenerated. Raises KeyError for an unknown one."""
+    """Return `text` with its marked sections regenerated.
+
+    Raises KeyError for an unknown section.
+    """
     return _MARKED.sub(lambda match: match[1] + _section(match[2]) + match[3], text)
 
 
 def list_sections(text: str) -> set[str]:
-    """Return the names of the marked sections."""
+    """Return the names of the marked sections in `text`."""
     return {match[2] for match in _MARKED.finditer(text)}
 
 
@@ -175,7 +178,7 @@ def _format_served(endpoint: str, name: str) -> str:
 
 
 def _format_refused(neutral: tuple[object, ...]) -> str:
-    """Return the neutral values, which are accepted; equal values of two types are shown once."""
+    """Return text that lists the accepted neutral values. Equal values are listed once."""
     shown = list(dict.fromkeys(json.dumps(value) for value in neutral))
     return "refused" + (f", unless {' or '.join(f'`{value}`' for value in shown)}" * bool(shown))
 
@@ -187,15 +190,15 @@ def _repository_fields() -> str:
 
 
 def _tensor_names() -> str:
-    """Return the inputs that TensorRT-LLM renamed."""
+    """Return the table of the inputs that TensorRT-LLM renamed."""
     rows = ([f"`{name}`" for name in known] for known in names.RENAMED)
     return format_table(("older", "newer"), rows)
 
 
 def prometheus_rule() -> str:
-    """Return the manifest of the alerts for the Prometheus operator."""
+    """Return the manifest with the alerts for the Prometheus operator."""
     text = ALERTS.read_text(encoding="utf-8")
-    # Its first lines are instructions for editing.
+    # Leave out the first lines, which are instructions for editing the file.
     return _RULE_HEAD + textwrap.indent(text[text.index("groups:") :], "  ")
 
 
@@ -212,7 +215,7 @@ def _alerts() -> str:
 def _metrics() -> str:
     """Return the table of metrics.
 
-    Metrics of one meaning share a row; counters have their sample's name.
+    Metrics with the same meaning share a row. A counter has the name of its sample.
     """
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, kind, labels, text in asyncio.run(_collect_metrics()):
@@ -225,14 +228,14 @@ def _metrics() -> str:
 
 
 async def _collect_metrics() -> list[tuple[str, str, tuple[str, ...], str]]:
-    """Return name, type, labels and help of each metric of a gateway without a Triton."""
+    """Return name, type, labels and help of each metric, from a gateway without a Triton."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
         )
         async with run_service(settings, load_prompts(settings)) as service:
             families = list(service.metrics.registry.collect())
-            # The labels of a family without samples are only here.
+            # Read the labels from the metric objects: a family without samples has them only there.
             labels: Mapping[str, tuple[str, ...]] = {
                 metric._name: tuple(metric._labelnames)
                 for metric in vars(service.metrics).values()

@@ -1,4 +1,4 @@
-"""References of the configuration file and of the command line, for `docs.generate`."""
+"""Reference sections for the configuration file and the command line, used by `docs.generate`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from gateway.config.file import Configuration
 from ops.cli import COMMANDS
 
 Schema = Mapping[str, Any]
-"""Part of a JSON schema that pydantic makes of a model."""
+"""Part of a JSON schema that pydantic generates for a model."""
 
-# Variables that are defaults of options: the page has their names, without values of this machine.
+# Environment variables that are defaults of options. The page shows their names instead of their
+# values on this machine.
 _VARIABLES = ("GATEWAY_CONFIG", "GATEWAY_URL", "OPENAI_API_KEY")
 _STATED_DEFAULT = re.compile(r" ?\(default: ([^()]*)\)|^default: (.*)$")
 _TOP_LEVEL = "Top level"
@@ -23,7 +24,7 @@ _BOOLEANS = ("true", "false")
 
 
 def format_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table with the column headers `head`."""
     columns = list(head)
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join(
@@ -32,7 +33,10 @@ def format_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def format_configuration() -> str:
-    """Return a section with a table of the keys for each object of the configuration file."""
+    """Return Markdown with a section for each object of the configuration file.
+
+    A section has a table of the object's keys.
+    """
     schema = Configuration.model_json_schema()
     return "\n".join(
         _format_object(path, each) for path, each in _find_objects("", schema, schema["$defs"])
@@ -40,7 +44,7 @@ def format_configuration() -> str:
 
 
 def _find_objects(path: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield an object and those within, each with the path of its key, such as ``limits.x``."""
+    """Yield an object and the objects in it, each with its key's path, such as ``limits.x``."""
     yield path, schema
     for key, field in schema["properties"].items():
         for name in _find_references(field):
@@ -48,7 +52,7 @@ def _find_objects(path: str, schema: Schema, definitions: Schema) -> Iterator[tu
 
 
 def _find_references(part: object) -> Iterator[str]:
-    """Yield the names of the objects that a part of a schema refers to."""
+    """Yield the names of the objects that `part` of a schema refers to."""
     if isinstance(part, Mapping):
         if "$ref" in part:
             yield str(part["$ref"]).removeprefix("#/$defs/")
@@ -63,7 +67,7 @@ def _join(path: str, key: str) -> str:
 
 
 def _format_object(path: str, schema: Schema) -> str:
-    """Return the section of an object; its docstring is the introduction.
+    """Return the section of an object. The object's docstring is the introduction.
 
     Raises ValueError for a field without a description.
     """
@@ -72,7 +76,7 @@ def _format_object(path: str, schema: Schema) -> str:
         if "description" not in field:
             raise ValueError(f"{_join(path, key)}: has no description; give its Field one")
         default = field.get("default")
-        # YAML's spelling, not Python's.
+        # Write booleans as in YAML, in lower case.
         shown = f"`{default}`".lower() if isinstance(default, bool) else _format_value(default)
         shown = "required" if key in schema.get("required", ()) else shown
         noun, bounds = _describe_type(field, _join(path, key))
@@ -85,7 +89,10 @@ def _format_object(path: str, schema: Schema) -> str:
 
 
 def _describe_type(field: Schema, path: str) -> tuple[str, str]:
-    """Return a noun for the values of a field, and their bounds; either may be empty."""
+    """Return a noun for the values of a field, and the bounds of the values.
+
+    Either may be empty.
+    """
     if "$ref" in field:
         return f"[object](#{path.replace('.', '')})", ""
     if "anyOf" in field:
@@ -119,7 +126,7 @@ def _describe_bounds(field: Schema) -> str:
 
 
 def format_commands() -> str:
-    """Return a section with usage and options for each command of `gateway`."""
+    """Return Markdown with a section for each command of `gateway`: usage and options."""
     sections: list[str] = []
     names = {name: f"${name}" for name in _VARIABLES}
     with patch.dict(os.environ, names, clear=True):
@@ -137,7 +144,7 @@ def _format_parser(parser: argparse.ArgumentParser, text: str, heading: str) -> 
     Args:
         parser: the command's parser.
         text: the introduction of a command without a description.
-        heading: the mark of the heading's level.
+        heading: the `#` characters of the heading's level.
     """
     shown = [a for a in parser._actions if a.dest != "help" and a.help != argparse.SUPPRESS]
     nested = [a for a in shown if isinstance(a, argparse._SubParsersAction)]
@@ -159,7 +166,10 @@ def _format_parser(parser: argparse.ArgumentParser, text: str, heading: str) -> 
 
 
 def _find_alternatives(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the options of which one is required, by destination: the others of the group."""
+    """Return the alternatives of each option that belongs to a required exclusive group.
+
+    The key is the option's destination, the value is text with the names of the other options.
+    """
     return {
         action.dest: " or ".join(
             f"`{other.option_strings[-1]}`" for other in group._group_actions if other != action
@@ -171,7 +181,7 @@ def _find_alternatives(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _format_usage(parser: argparse.ArgumentParser, actions: Iterable[argparse.Action]) -> str:
-    """Return the command with all that is required; `[OPTION ...]` stands for the rest."""
+    """Return the command with its required arguments. `[OPTION ...]` stands for all others."""
     groups = [group for group in parser._mutually_exclusive_groups if group.required]
     grouped = [action for group in groups for action in group._group_actions]
     options = [action for action in actions if action.option_strings and action not in grouped]
@@ -185,13 +195,13 @@ def _format_usage(parser: argparse.ArgumentParser, actions: Iterable[argparse.Ac
 
 
 def _format_option(action: argparse.Action) -> str:
-    """Return an option with its argument."""
+    """Return the name of an option, with its argument."""
     return f"{action.option_strings[-1]} {_format_argument(action)}".rstrip()
 
 
 def _format_names(action: argparse.Action) -> str:
     """Return the names of an option, or the name of a positional argument, as code."""
-    # With underscores for dashes, any option has a second name.
+    # Leave out names with underscores, which exist for every option with dashes.
     names = [n for n in action.option_strings if not (n.startswith("--") and "_" in n)]
     if not names:
         return f"`{_format_argument(action)}`"
@@ -200,7 +210,7 @@ def _format_names(action: argparse.Action) -> str:
 
 
 def _format_argument(action: argparse.Action) -> str:
-    """Return the placeholder of an argument; "" for an option without one."""
+    """Return the placeholder of an argument; "" for an option without an argument."""
     if action.nargs == 0:
         return ""
     if action.metavar is None and action.choices is not None:
@@ -215,7 +225,11 @@ def _format_argument(action: argparse.Action) -> str:
 
 
 def _describe_action(action: argparse.Action, alternatives: str) -> tuple[str, str]:
-    """Return default and meaning; a default that the help text states is moved to the first."""
+    """Return the default and the description of an argument.
+
+    If the help text states a default, it is removed from the description and returned as the
+    default.
+    """
     text = (action.help or "") % vars(action)
     value, stated = _format_value(action.default), ""
     if found := _STATED_DEFAULT.search(text):
@@ -230,7 +244,7 @@ def _describe_action(action: argparse.Action, alternatives: str) -> tuple[str, s
 
 
 def _format_value(value: object) -> str:
-    """Return a default as code; "" for the one of a flag or of something absent."""
+    """Return a default value as code; "" for a flag, and for an empty or missing default."""
     if value is None or value is False or value in ("", [], argparse.SUPPRESS):
         return ""
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"

@@ -1,8 +1,8 @@
-"""Take the pictures of the operators' page: ``python -m docs.operators_screenshots``.
+"""Take the screenshots of the operators' page: ``python -m docs.operators_screenshots``.
 
-It starts a real stack and generates load for some minutes, so that the page has content. The one
-Triton is configured under two addresses, as two replicas. It needs what ``python -m
-docs.screenshots`` needs.
+The script starts a real stack and generates load for some minutes, to fill the page. The single
+Triton is configured with two addresses, as two replicas. The requirements are those of ``python -m
+docs.screenshots``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _upload(url: str, name: str, demo: str) -> None:
 
 @contextmanager
 def _load(url: str) -> Iterator[None]:
-    """Run clients of each tenant, with varying activity."""
+    """Run clients of each tenant with varying activity while the context is open."""
     over = threading.Event()
     threads = [
         threading.Thread(target=_ask, args=(url, tenant, n, over))
@@ -136,7 +136,7 @@ def _ask(url: str, tenant: str, number: int, over: threading.Event) -> None:
             with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                 for _ in answer.iter_lines():
                     if tokens > 1000 and draw.random() < 0.002:
-                        break  # some clients disconnect
+                        break  # disconnect, as some real clients do
             busy = time.time() % 90 > 20 * number
             over.wait(draw.uniform(0.1, 0.5) if busy else draw.uniform(1, 3))
 
@@ -168,7 +168,7 @@ def _show(page: Page, view: str) -> None:
     page.locator(f"#{view} h2").focus()
     if view == "requests":
         expect(page.locator("#requests .running .row").first).to_be_visible()
-    page.wait_for_timeout(1500)  # wait for the next second's update
+    page.wait_for_timeout(1500)  # wait for the page's next update, every second
 
 
 if __name__ == "__main__":

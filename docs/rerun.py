@@ -1,23 +1,26 @@
-"""Run the commands that the guides show and write down what they print: ``python -m docs.rerun``.
+"""Run the commands in the guides, and write their output into the guides: ``python -m docs.rerun``.
 
-Each guide is a separate session in an empty folder, from top to bottom. Of its Markdown only these
-blocks count:
-- A ``console`` block has commands after ``$`` and the output of each. A command continues while a
-  line ends with a backslash or a quote is open. Exported variables persist. A command that prints
-  ``ready: URL`` is a server and runs until the session ends, as do background processes of a
-  command. An exit code other than 0 is shown as the last line.
+Each guide is a separate session in an empty folder, from top to bottom. Only these blocks of the
+Markdown are used:
+
+- A ``console`` block has commands after ``$``, each with its output. A command continues on the
+  next line if a line ends with a backslash or a quote is open. Exported variables persist. A
+  command that prints ``ready: URL`` is a server, which runs until the session ends. Background
+  processes of a command also run until then. An exit code other than 0 is shown as the last line.
 - A block after ``<!-- file: NAME -->`` is written to that file.
-- ``<!-- rerun: figures -->`` before a console block: its numbers are measured and differ each time.
-- ``<!-- rerun: slow -->``: skipped unless ``--slow`` is given; its numbers are measured too.
-- ``<!-- rerun: engine -->``: needs a Docker engine; run only by `make test-containers`.
+- ``<!-- rerun: figures -->`` before a console block: its numbers are measured, so they differ in
+  each run.
+- ``<!-- rerun: slow -->``: the block is skipped unless ``--slow`` is given. Its numbers are
+  measured.
+- ``<!-- rerun: engine -->``: the block needs a Docker engine. Only `make test-containers` runs it.
 
 ``--check`` compares instead of writing. Values that differ in each run (ids, times, keys) are
-ignored, and text that was right is not rewritten; measured numbers are. A guide that differs is
-tried a second time: some outputs (such as what a deadline cuts off) are right only if the machine
-is not too busy.
+ignored, and a text that differs only in them is not rewritten. Measured numbers are rewritten. A
+guide that differs is run a second time, because some outputs (such as an answer cut off by a
+deadline) are only right if the machine is not too busy.
 
-If the system allows it, the commands have their own network and process namespaces, so that ports
-are free and nothing remains. Otherwise the ports in the guides must be free.
+If the system allows it, the commands have their own network and process namespaces. Ports are then
+free, and no processes remain. Otherwise the ports in the guides must be free.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ GUIDES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if "```console\n" in path.read_text(encoding="utf-8")
 ]
-# Shown instead of the session's folder and the source tree, which have the same files.
+# Path that is shown instead of the session's folder and the source tree, which have the same files.
 SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
@@ -62,7 +65,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _READY = re.compile(r"^ready: .+\n", re.MULTILINE)
-# Output of `gateway up` while waiting; how often it appears depends on the machine.
+# Lines of `gateway up` while it waits. Their number depends on the machine.
 _WAITING = re.compile(r"^\w+: not ready yet .*\n", re.MULTILINE)
 _VOLATILE = [
     (re.compile(pattern), name)
@@ -89,14 +92,14 @@ _VOLATILE = [
 
 @dataclass
 class Command:
-    """A command of a console block and its output, both with line ends."""
+    """A command in a console block, and its output. Both include line ends."""
 
     text: str
     output: str
 
 
 def parse(body: str) -> list[Command]:
-    """Return the commands of a console block. Raises ValueError for a command without an end."""
+    """Return the commands in a console block. Raises ValueError for an unterminated command."""
     commands: list[Command] = []
     lines = iter(body.splitlines(keepends=True))
     for line in lines:
@@ -127,7 +130,7 @@ def _raise(error: Exception) -> str:
 
 
 def same(old: str, new: str, figures: bool) -> bool:
-    """Return True if two outputs differ only in values that differ in each run."""
+    """Return True if two outputs are equal, except for values that differ in each run."""
     return _plain(old, figures) == _plain(new, figures)
 
 
@@ -135,17 +138,17 @@ def _plain(text: str, figures: bool) -> str:
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
     if figures:
-        # The width of a column depends on its numbers.
+        # Ignore the width of a column, which depends on its numbers.
         text = re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "N", text)
         text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text))
     return text
 
 
 class Session:
-    """A shell session in an empty folder that looks like the source tree to the commands."""
+    """A shell session in an empty folder, which contains links to parts of the source tree."""
 
     def __init__(self, folder: Path | None = None, **variables: str) -> None:
-        """Create the session; `folder` holds files for its commands and is removed at the end."""
+        """Create the session. `folder` has files for the commands; it is removed at the end."""
         self.folder = folder or _linked_folder()
         self._private = Path(tempfile.mkdtemp(prefix="docs-shell-"))
         self._exports = self._private / "exports"
@@ -173,7 +176,10 @@ class Session:
         shutil.rmtree(self._private)
 
     def run(self, command: str) -> str:
-        """Return both streams' output, up to ``ready: `` for a server. Raises TimeoutError."""
+        """Run a command, and return its stdout and stderr. For a server, return at ``ready: ``.
+
+        Raises TimeoutError.
+        """
         script = f". {self._exports}\n{command}\ncode=$?; export -p > {self._exports}; exit $code"
         log = self._private / f"{len(self._processes)}.log"
         with log.open("wb") as file:
@@ -201,7 +207,7 @@ class Session:
         return text
 
     def logs(self) -> str:
-        """Return the ends of the log files that commands have written."""
+        """Return the last lines of the log files that the commands have written."""
         paths = sorted(self.folder.glob("*.log"))
         return "".join(f"{path.name}:\n{path.read_text()[-3000:]}\n" for path in paths)
 
@@ -220,7 +226,7 @@ def _linked_folder() -> Path:
 
 
 def _processes() -> str:
-    """Return a line for each process that can be seen: a command that hangs waits for one."""
+    """Return a line for each visible process, to find out what a hanging command waits for."""
     lines = []
     for process in psutil.process_iter(["pid", "ppid", "status", "name", "cmdline"]):
         pid, parent, status, name, command = (
@@ -231,11 +237,12 @@ def _processes() -> str:
 
 
 def _end(group: int) -> None:
-    """End the remaining processes of a group: the shell and its commands, which end their children.
+    """End the remaining processes of a group: the shell and its commands.
 
-    A Triton whose models' processes were killed would wait for them until its timeout.
+    The commands end their own children. A Triton whose models' processes were killed would wait for
+    them until its timeout.
     """
-    # Record all parents first: the children of an ended process get another parent.
+    # Store all parents first: when a process ends, its children get another parent.
     members = {member.pid: (member, parent) for member, parent in _members(group)}
     for member, parent in members.values():
         if parent == group or parent not in members:
@@ -251,9 +258,10 @@ def _end(group: int) -> None:
 
 
 def _end_all_others() -> None:
-    """End, reap and report a session's remaining processes, in its own namespace.
+    """End and reap the remaining processes in the session's own namespace, and report them.
 
-    The namespace has no other init, so zombies would remain and be mistaken for running processes.
+    The namespace has no other init process. Zombies would otherwise remain, and look like running
+    processes.
     """
     if _ALONE not in os.environ or os.getpid() != 1:
         return
@@ -269,7 +277,7 @@ def _end_all_others() -> None:
 
 
 def _members(group: int) -> Iterator[tuple[psutil.Process, int]]:
-    """Yield the running processes of a group, each with its parent's process id."""
+    """Yield the running processes of a group, each with the process id of its parent."""
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(pid) == group:
@@ -279,10 +287,10 @@ def _members(group: int) -> Iterator[tuple[psutil.Process, int]]:
 
 
 def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
-    """Return the guide with the current output of its commands.
+    """Return the guide's text with the current output of its commands.
 
-    Raises ValueError, TimeoutError, and RuntimeError for a server that no longer starts. With
-    `keep_figures`, outputs that differ only in measured numbers are not changed.
+    Raises ValueError, TimeoutError, and RuntimeError for a server that no longer starts. If
+    `keep_figures` is True, outputs that differ only in measured numbers are not changed.
     """
     left_alone = {"engine"} if slow else {"engine", "slow"}
     with Session() as session:
@@ -290,9 +298,9 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
 
 
 def rerun_on_engine(guide: str, folder: Path, engine: Mapping[str, str]) -> str:
-    """Run `rerun` for blocks that need a Docker engine, in a temporary folder like a clone.
+    """Run `rerun` for blocks that need a Docker engine, in a temporary copy of the source tree.
 
-    `engine` has the variables by which Docker's client finds the engine.
+    `engine` has the environment variables with which Docker's client finds the engine.
     """
     with Session(folder, **engine) as session:
         return _rerun_in(session, guide, set(), keep_figures=True)
@@ -308,7 +316,7 @@ def _rerun_in(session: Session, guide: str, left_alone: set[str], keep_figures: 
 
 
 def _rerun_twice(guide: str, slow: bool, keep_figures: bool) -> str:
-    """Run `rerun`; when checking, try again, because the machine may have been too busy."""
+    """Run `rerun`. If a check fails, run it again: the machine may have been too busy."""
     if keep_figures:
         try:
             if rerun(guide, slow=slow, keep_figures=True) == guide:
@@ -346,10 +354,10 @@ def _rerun_block(
 
 
 def enter_own_namespaces() -> bool:
-    """Rerun this program with its own network and processes; return False if that is refused.
+    """Run this program again in new network and process namespaces. Return False if not allowed.
 
-    In the new namespaces, set the loopback interface up and return True. Shared memory is private,
-    too, so that no region collides with another Triton's or remains.
+    In the new namespaces, set up the loopback interface and return True. Shared memory is private,
+    too: no region can collide with another Triton's, and no region remains.
     """
     unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "--net"]
     unshare += ["--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -364,14 +372,14 @@ def enter_own_namespaces() -> bool:
 
 
 def set_loopback_up() -> None:
-    """Set the loopback interface up, in a new and empty network namespace."""
+    """Enable the loopback interface in a new, empty network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         set_flags, up_and_running = 0x8914, 0x1 | 0x40  # SIOCSIFFLAGS; IFF_UP, IFF_RUNNING
         fcntl.ioctl(handle, set_flags, struct.pack("16sH14x", b"lo", up_and_running))
 
 
 def main() -> int:
-    """Return 1 if a guide differs from the output of its commands."""
+    """Return the exit code: 1 if a guide differs from the output of its commands, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m docs.rerun", description=(__doc__ or "").partition("\n")[0]
     )

@@ -1,7 +1,7 @@
-"""Take the pictures of the console in docs/images: ``python -m docs.screenshots``.
+"""Take the screenshots of the console for docs/images: ``python -m docs.screenshots``.
 
-It uses the real stack, and starts one (`gateway up`) unless ``--url`` is given. It needs Debian's
-Chromium and fonts: ``apt-get install chromium-headless-shell fonts-inter fonts-noto-cjk
+The script uses a real stack. It starts one (`gateway up`) unless ``--url`` is given. It needs
+Debian's Chromium and fonts: ``apt-get install chromium-headless-shell fonts-inter fonts-noto-cjk
 fonts-noto-color-emoji``.
 """
 
@@ -25,7 +25,7 @@ IMAGES = Path(__file__).parent / "images"
 DESKTOP, PHONE = (1280, 800), (375, 720)
 _READY = re.compile(r"^ready: (\S+)$")
 
-# A text that the small model has not seen, so that its probabilities are low.
+# A prompt that the small model has not seen in training: its answer has low probabilities.
 _DOUBTED = "Repeat: **Hello** `code` 你好\n- one\n- two"
 
 _FONTS = """<?xml version="1.0"?>
@@ -79,7 +79,7 @@ def _stack(url: str | None) -> Iterator[str]:
 
 @contextmanager
 def fonts() -> Iterator[dict[str, str]]:
-    """Yield an environment with Inter as the system font: a bare machine has no suitable one."""
+    """Yield an environment with Inter as the system font: a new machine has no suitable one."""
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder) / "fonts.conf").write_text(
             _FONTS.format("".join(map(_AS_INTER.format, ("system-ui", "sans-serif", "sans")))),
@@ -113,7 +113,7 @@ def _take(
 
 
 def _show_comparison(page: Page) -> None:
-    """Show one question to the base model and its two adapters."""
+    """Ask the base model and its two adapters the same question."""
     _set(page, temperature="0")
     if page.viewport_size == {"width": DESKTOP[0], "height": DESKTOP[1]}:
         _compare(page, "zh")
@@ -124,7 +124,7 @@ def _show_comparison(page: Page) -> None:
 
 
 def _show_tokens(page: Page) -> None:
-    """Show an answer's tokens with their alternatives, and the parameters."""
+    """Show the tokens of an answer with their alternatives, and the request's parameters."""
     _set(page, temperature="1", seed="1", logprobs="on", top_logprobs="5")
     answer = _ask(page, _DOUBTED)
     answer.get_by_role("button", name="Tokens").click()

@@ -1,4 +1,4 @@
-"""Entry point of `python -m gateway`: serve with the settings from the GATEWAY_* variables."""
+"""Entry point of `python -m gateway`, which reads its settings from the GATEWAY_* variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> int:
         return serve(settings_from_environment())
     except ConfigurationError as error:
         return report_bad_settings(error)
-    except KeyboardInterrupt:  # uvicorn raises SIGINT again after its shutdown
+    except KeyboardInterrupt:  # after its shutdown, uvicorn raises SIGINT again
         return 128 + signal.SIGINT
 
 

@@ -1,4 +1,4 @@
-"""The ASGI application: all endpoints in FastAPI, and a shortcut past FastAPI for generations.
+"""The ASGI application. Endpoints that generate text are called directly, not through FastAPI.
 
 See decisions 035 and 086 in docs/decisions.
 """
@@ -72,15 +72,15 @@ ROUTES: Sequence[APIRoute] = [
 ]
 
 _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
-"""Modules whose POST endpoints process prompts; these requests queue while the loop is busy."""
+"""Modules whose POST endpoints process prompts. Their requests queue while the loop is busy."""
 
 
 @cache
 def _build_document() -> bytes:
     """Return the OpenAPI document.
 
-    The document is built at the first request for it: building takes a tenth of the start-up time,
-    and few clients ask for the document.
+    The document is built when the first client requests it, because building it takes a tenth of
+    the start-up time, and few clients need it.
     """
     return openapi.build(ROUTES)
 
@@ -110,13 +110,13 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         openapi_url=None,  # `gateway.api.openapi` serves the document
         exception_handlers={kind: handler for kind, handler in HANDLERS.items()},  # noqa: C416
         redirect_slashes=False,
-        # `gateway.observability.tracing` is used instead. FastAPI's own tracing reads the
-        # environment for each request.
+        # Turn off FastAPI's own tracing, which reads the environment for each request.
+        # `gateway.observability.tracing` is used instead.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     api.state.read_limiter = TenantReadLimiter()
     api.state.pending_items = PendingItems()
-    # Initial values of the next three attributes, which the server replaces when it starts.
+    # Set initial values of the next three attributes. The server replaces these when it starts.
     api.state.admin_port = None
     api.state.connections = Connections(settings.max_connections)
     api.state.starts = StartQueue()
@@ -139,34 +139,35 @@ def make_door(api: FastAPI, settings: Settings) -> BusyDoor:
 
 
 def compose(api: FastAPI, settings: Settings) -> ASGIApp:
-    """Return the ASGI application: generations go straight to their endpoints, others to FastAPI.
+    """Return the ASGI application, which passes most requests to FastAPI.
 
-    The shortcut saves the time of FastAPI's routing, its exit stacks for files and dependencies,
-    and its wrappers of `send`. FastAPI has the generation endpoints, too: for its OpenAPI document,
-    and to answer methods other than POST.
+    POST requests to generation endpoints skip FastAPI. This saves the time of FastAPI's routing,
+    its exit stacks for files and dependencies, and its wrappers of `send`. The generation endpoints
+    are registered in FastAPI, too, for methods other than POST and for the OpenAPI document.
     """
-    # Label each endpoint with its first path; further paths are other servers' names for it.
+    # Label each endpoint with its first path. An endpoint may have further paths, for clients of
+    # other servers.
     labels: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
     labels[_refuse_connection] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
     def wrap(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
-        """Return an application wrapped in the middleware that every request passes."""
+        """Wrap an application in the middleware that applies to every request."""
         if settings.cors_origins:
             app = CORSMiddleware(
                 app,
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
-                # The SDKs send X-Stainless-* headers, so any header is allowed.
+                # Allow all headers, because the SDKs send X-Stainless-* headers.
                 allow_headers=["*"],
-                # A page on a public address may call this gateway on a private one.
+                # Allow a page on a public address to call this gateway on a private address.
                 allow_private_network=True,
                 expose_headers=EXPOSED_HEADERS,
             )
         return RequestLog(app, labels, generates=generates)
 
-    # Add the middleware inside FastAPI's handler of last resort, since the answer of that handler
-    # does not have the error envelope.
+    # Add the middleware inside of FastAPI's last-resort error handler, whose responses do not have
+    # the API's error format.
     api.add_middleware(wrap)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {
@@ -188,7 +189,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             if chosen is api and queries.has_too_many(scope):
                 chosen = too_many_parameters
         if OVER_CONNECTION_LIMIT in scope.get("extensions", ()):
-            # A request that another worker forwards for an admin has no port.
+            # Also treat a request without a port as a request for admins: another worker has
+            # forwarded it for an admin.
             for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:
                 chosen = refuse_connection
@@ -202,12 +204,13 @@ async def _refuse_connection(_: Request) -> Response:
 
 
 def _make_endpoint_app(handler: Handler) -> ASGIApp:
-    """Return an ASGI application of a handler; errors are answered as FastAPI answers them."""
+    """Return an ASGI application that calls a handler, with the same error handlers as FastAPI."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint"] = handler
         try:
-            # Do not store the request in a variable: it would stay in memory during the answer.
+            # Do not store the request in a variable: it would stay in memory until the response has
+            # ended.
             response = await handler(Request(scope, receive))
             await response(scope, receive, send)
         except tuple(HANDLERS) as error:

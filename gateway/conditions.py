@@ -1,4 +1,4 @@
-"""Checks of a service's components, twice a second. Problems are reported to `Service.troubles`.
+"""Checks of a service's components for problems, which are reported to `Service.troubles`.
 
 See decision 009 in docs/decisions.
 """
@@ -17,17 +17,17 @@ from gateway.service import Service
 from gateway.tenancy.access import describe_exposure
 
 _POLL_INTERVAL_S = 0.5
-_THOROUGH_EVERY_POLLS = 10  # checking adapters takes longer, so only every tenth poll does it
+_THOROUGH_EVERY_POLLS = 10  # number of polls per check of the adapters, which takes longer
 
 
 class _Condition(NamedTuple):
-    """A problem to report, with one text for each item that has it.
+    """A possible problem, with a text for each item (such as a replica) that has it.
 
     Attributes:
         kind: the name of the condition in this code.
         level: a level of `logging`.
-        texts: the text to report, by item; empty if the condition does not hold.
-        logs: True if the condition is logged here; False if other code logs it.
+        texts: the text to report, by item; empty if there is no problem.
+        logs: True if the problem is logged when it is reported; False if other code logs it.
     """
 
     kind: str
@@ -38,10 +38,9 @@ class _Condition(NamedTuple):
 
 @asynccontextmanager
 async def poll_conditions(service: Service, connections: Callable[[], str]) -> AsyncIterator[None]:
-    """Update the service's troubles while the context is open.
+    """Update `service.troubles` twice a second while the context is open.
 
-    `connections` returns the text to report if the gateway has too many connections, and otherwise
-    an empty string.
+    `connections` returns the text to report if the gateway has too many connections, else "".
     """
     work = asyncio.create_task(_follow(service, connections))
     try:
@@ -56,8 +55,9 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
     for number in count():
         try:
             check_conditions(service, connections(), thoroughly=number % _THOROUGH_EVERY_POLLS == 0)
-        except Exception as error:  # any error, so that later checks still run
-            # The error's message may contain client data or secrets; the log has the traceback.
+        except Exception as error:  # do not end the task, so that later checks still run
+            # Report only the error's type: its message may contain client data or secrets. The log
+            # has the traceback.
             text = f"some troubles cannot be found: {type(error).__name__}"
             troubles.hold("conditions", ERROR, text, exc_info=True)
         else:
@@ -66,7 +66,7 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
 
 
 def check_conditions(service: Service, connections: str, *, thoroughly: bool = True) -> None:
-    """Report the conditions that hold now, and clear those that have ended.
+    """Report the problems that exist now, and clear problems that have ended.
 
     Args:
         service: The service to check.
@@ -128,8 +128,8 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
         for name, why in service.adapter_admin.refused.items()
     }
     yield _Condition("configured_adapters", ERROR, refused)
-    # Find adapters with the name of a configured model. Another gateway may have registered them,
-    # or this gateway did before the model was added to the file.
+    # Find adapters that have the same name as a configured model. Another gateway may have
+    # registered such an adapter, or the model was added to the configuration later.
     hidden = {
         model.name: f"adapter {model.name!r} is hidden: the configuration has a model of its name"
         for model in service.mapped.all

@@ -1,9 +1,9 @@
-"""Deltas of an answer, from the engine up to the API, and the interface of their receiver.
+"""Deltas (increments) of a response, from the engine to the API, and the receiver's interface.
 
-A TokenDelta and a TextDelta are created for each token, so both are dataclasses with slots that are
-not frozen. A named tuple takes longer to create (0.32 instead of 0.21 us), and so does reading each
-of its fields (16 instead of 4 ns). A frozen dataclass, which sets each field through
-`object.__setattr__`, takes longer to create, too.
+A TokenDelta and a TextDelta are created for each token. Both are dataclasses with slots that are
+not frozen, because this type is the fastest. A named tuple takes longer to create (0.32 instead of
+0.21 us) and to read (16 instead of 4 ns per field). A frozen dataclass also takes longer to create,
+because it sets each field through `object.__setattr__`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its log probability and its likeliest alternatives.
+    """A token with its log probability and the most likely alternatives.
 
     Attributes:
         token_id: the token.
@@ -27,8 +27,8 @@ class TokenLogprob:
         top: the alternatives, as (token id, log probability).
         text_offset: the index in the choice's text, in characters, at which the token's text
             begins.
-        rank: the number of tokens in the vocabulary that are at least as likely. Set only for the
-            tokens of a prompt.
+        rank: the number of tokens in the vocabulary that are at least as likely as this token. Set
+            only for the tokens of a prompt.
     """
 
     token_id: int
@@ -39,11 +39,10 @@ class TokenLogprob:
 
 
 class EngineStats(NamedTuple):
-    """Statistics that the engine reports for a request if asked.
+    """Statistics that the engine reports for a request, if the request asks for them.
 
-    `reused_tokens` is the number of prompt tokens that were in the engine's KV cache.
-    `triton/tensors` reads the fields and `api/usage` reports them; the code in between passes them
-    on unchanged.
+    `reused_tokens` is the number of prompt tokens that were in the engine's KV cache. The module
+    `triton/tensors` reads the statistics, and `api/usage` reports them to the client.
     """
 
     reused_tokens: int = 0
@@ -60,7 +59,7 @@ class TokenDelta:
         logprobs: the log probabilities of `ids`.
         text: the new text, from a model that returns text.
         tokens: the number of tokens in `text`; None if the model does not report it.
-        finish: the reason for the end, on the last delta; None if the engine does not report one.
+        finish: the finish reason, on the last delta; None if the engine does not report a reason.
         unshown: the number of generated tokens without text, on the last delta.
     """
 
@@ -84,14 +83,15 @@ class TextDelta:
         finish: the finish reason; set only on the last delta.
         ids: the new token ids.
         logprobs: the log probabilities of `ids`; empty if the request did not ask for them.
-        events: the text parsed for tool calls and reasoning; None if the message is not parsed. An
-            event comes later than its text while the parser is undecided.
-        stop: the stop string that ended the answer; None if no stop string did.
-        continued: True on the last delta of an answer that two replicas have sampled.
+        events: reasoning, content and tool calls that were parsed from the text; None if the text
+            is not parsed. The events may come in a later delta than their text.
+        stop: the stop string that ended the response; None if no stop string ended it.
+        continued: True on the last delta of a response that one replica has started and another
+            replica has resumed.
     """
 
-    # No field is keyword-only: two keyword arguments cost 1,350 instructions, 3 % of the work for a
-    # token.
+    # Do not make fields keyword-only: two keyword arguments cost 1,350 instructions, which is 3 %
+    # of the work for a token.
     text: str
     tokens: int
     finish: FinishReason | None = None
@@ -104,17 +104,18 @@ class TextDelta:
 
 
 class Sink(Protocol):
-    """A receiver of the deltas of a request's choices."""
+    """Receiver of the deltas of all choices of a request."""
 
     def accept(self, index: int, delta: TextDelta) -> bool:
-        """Take the delta of the choice `index`.
+        """Accept a delta of the choice `index`.
 
-        Return False if the caller should await `drain` before the next delta. Must not block: this
-        method is called where the engine's bytes are received.
+        Return False if the caller should await `drain` before the next delta. This method must not
+        block, because it is called by the code that receives the engine's data.
         """
 
     async def drain(self, by: float | None = None) -> None:
-        """Wait until more deltas can be taken.
+        """Wait until the receiver can accept more deltas.
 
-        Raise TimeoutError if no delta can be taken before `by`, a time of the event loop.
+        Raise TimeoutError if this takes longer than until `by`, in seconds of the event loop's
+        clock.
         """

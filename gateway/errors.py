@@ -1,7 +1,7 @@
-"""The domain's errors, with messages that clients may read.
+"""Errors of the gateway, with messages that clients may read.
 
 `gateway.api.failures` maps each class to an HTTP status. Messages never contain the engine's error
-texts, which hold backtraces, paths and addresses.
+texts, because these contain backtraces, paths and addresses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 
 class GatewayError(Exception):
-    """Base of all errors that are reported to clients. `message` is a sentence for people."""
+    """Base class of errors that are reported to clients. `message` is the text of the report."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class GatewayError(Exception):
 
 
 class InvalidRequest(GatewayError):
-    """The request is malformed or a value is out of range; `param` is the path of the field."""
+    """The request is malformed, or a value is invalid. `param` is the path of the field."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -27,18 +27,18 @@ class InvalidRequest(GatewayError):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """The request has a parameter that would change the answer but is not supported."""
+    """The request has a parameter that would change the response but is not supported."""
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt is so long that no token can be generated."""
+    """The prompt is so long that the context has no space for a generated token."""
 
 
 _MODELS_ARE_LISTED = "GET /v1/models lists the models that your key may use."
 
 
 class ModelNotFound(InvalidRequest):
-    """The model does not exist, or is hidden from this tenant; the message is the same for both."""
+    """The model does not exist, or belongs to another tenant. The message is the same for both."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model `{model}` does not exist. {_MODELS_ARE_LISTED}", param="model")
@@ -46,11 +46,11 @@ class ModelNotFound(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """The object does not exist, or is another tenant's; the message is the same for both."""
+    """The object does not exist, or belongs to another tenant. The message is the same for both."""
 
 
 class PreviousResponseNotFound(NotFound):
-    """The response to continue, or one before it, was deleted, has expired or is unknown."""
+    """The previous response is unknown, expired or deleted, or a response that it continues is."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class PreviousResponseNotFound(NotFound):
 
 
 class ModelNotAllowed(InvalidRequest):
-    """The model is public, but this tenant may not use it."""
+    """The model belongs to no other tenant, but this tenant is not allowed to use it."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -112,7 +112,7 @@ class ConversationsOff(UnsupportedParameter):
 
 
 class SwitchedOff(GatewayError):
-    """The feature is disabled; the operator enables it by a setting."""
+    """The feature is disabled. The message names the setting that enables it."""
 
     def __init__(self, message: str, *, setting: str) -> None:
         super().__init__(message)
@@ -120,21 +120,24 @@ class SwitchedOff(GatewayError):
 
 
 OverloadCause = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
-"""Reason why a request got no slot.
+"""Reason why a request was not started.
 
-The queue was full; the maximum time in the queue passed; the predicted wait for the first token was
-too long, or the first token became late while waiting; or the gateway's own core was busy.
+- queue_full: the queue had its maximum length.
+- queue_timeout: the request was queued for the maximum time.
+- expected_wait: the predicted wait for the first token was too long.
+- too_late: while the request was queued, its first token became too late.
+- core_busy: the gateway's own CPU core was busy.
 """
 
 
 class Quota(NamedTuple):
-    """The state of a limit.
+    """Usage of a limit, in the limit's unit (requests, tokens or concurrent requests).
 
     Attributes:
-        limit: the size of the limit.
-        used: the part of the limit that is used.
-        reset_ms: milliseconds until the limit is unused again.
-        held: the part of a budget that running requests have reserved, in addition to `used`.
+        limit: the maximum.
+        used: the amount that is used.
+        reset_ms: milliseconds until nothing is used, if no further requests come.
+        held: for a budget: the amount that running requests have reserved, in addition to `used`.
     """
 
     limit: int
@@ -152,8 +155,8 @@ class RateLimited(GatewayError):
 
     Attributes:
         limit: the limit's name in the configuration.
-        wait_ms: milliseconds until the same request could pass; None for never.
-        quotas: the state of the tenant's limits, by name.
+        wait_ms: milliseconds until the same request could be admitted; None if never.
+        quotas: the usage of the tenant's limits, by name.
     """
 
     def __init__(
@@ -166,11 +169,11 @@ class RateLimited(GatewayError):
 
 
 class InsufficientQuota(RateLimited):
-    """A budget is used up until the end of its day or month."""
+    """A budget of the tenant is used up until the next day or month."""
 
 
 class LimitsUnavailable(GatewayError):
-    """A limit cannot be counted now, and the configuration refuses requests in that case."""
+    """A limit cannot be counted without Redis, and the configuration then refuses requests."""
 
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
@@ -178,18 +181,18 @@ class LimitsUnavailable(GatewayError):
 
 
 class EngineError(GatewayError):
-    """The engine failed on this request, and a retry would not help."""
+    """The engine failed to process this request. A retry would fail again."""
 
 
 class BadModelOutput(EngineError):
-    """An embedding or rerank model returned a wrong shape, or numbers that are not finite."""
+    """An embedding or ranking model returned a wrong tensor shape, or NaN or infinite numbers."""
 
 
 class AdapterDoesNotFit(EngineError):
-    """The adapter exceeds the adapter cache of this replica; another replica's may be larger.
+    """The adapter is larger than this replica's adapter cache. Other replicas' may be larger.
 
-    `name` is the model name from the request. `nbytes` is the size of the weights and `most` that
-    of the cache, both in bytes.
+    `name` is the model name from the request. `nbytes` is the size of the weights, and `most` the
+    size of the cache, both in bytes.
     """
 
     def __init__(self, name: str, nbytes: int, most: int) -> None:
@@ -201,13 +204,14 @@ class AdapterDoesNotFit(EngineError):
 
 
 class EngineBroken(EngineError):
-    """The engine itself is broken, so further requests to it will fail, too."""
+    """The engine is broken: all further requests to it will fail, too."""
 
 
 class EngineStepFailed(GatewayError):
-    """The engine aborted all its requests, most likely because of one of them, but still runs.
+    """The engine aborted all its running requests, but it accepts new requests.
 
-    The engine does not report which request caused the failure; it may have been this one.
+    One of the aborted requests has probably caused the failure. The engine does not report which
+    one, so it may be this request.
     """
 
 
@@ -218,7 +222,7 @@ class EngineUnavailable(GatewayError):
 class EngineUnreachable(EngineUnavailable):
     """No connection to Triton can be made.
 
-    `why` is for operators only, as it may hold addresses.
+    `why` is the reason. Only operators may read it, because it may contain addresses.
     """
 
     def __init__(self, message: str, *, why: str) -> None:
@@ -227,22 +231,23 @@ class EngineUnreachable(EngineUnavailable):
 
 
 class EngineSilent(TimeoutError):
-    """A deadline passed, and the engine had sent nothing to any request for a long time."""
+    """A request's deadline passed, and the engine had not sent data for any request for long."""
 
 
 class NotTakenInTime(TimeoutError):
-    """A deadline passed while the client did not read the answer; unread tokens are billed."""
+    """A request's deadline passed while its client did not read. Unread tokens are charged."""
 
 
 class AnswerLost(GatewayError):
-    """The replica failed during an answer, and no other replica could resume it."""
+    """The replica failed during a response, and no other replica could resume the response."""
 
 
 class Overloaded(GatewayError):
     """No slot is free for the request, in the gateway or in the engine.
 
-    `wait_s` is the estimated wait in seconds, or the time that queued requests have waited so far;
-    0 if unknown. `cause` is set if the request got no slot.
+    `wait_s` is the expected wait in seconds: an estimate, or the time that queued requests have
+    already waited; 0 if unknown. `cause` is the reason if a queue of the gateway refused the
+    request.
     """
 
     def __init__(
@@ -254,15 +259,15 @@ class Overloaded(GatewayError):
 
 
 class ClientDeadlineTooNear(Overloaded):
-    """No slot is free before the client's own deadline; a later deadline might be met."""
+    """No slot will be free before the client's own deadline. A later deadline might be met."""
 
 
 class AdapterNotReady(Overloaded):
-    """No usable replica has the adapter on its disk yet; a retry may succeed."""
+    """No usable replica has the adapter on its disk yet. A retry may succeed."""
 
 
 class ShuttingDown(GatewayError):
-    """The gateway shuts down, and the request outlasted the time that running requests get.
+    """The gateway shuts down, and the request did not end within the shutdown grace period.
 
     Another gateway may serve the request.
     """
@@ -279,7 +284,7 @@ class RequestTimeout(GatewayError):
 class ClientDeadline(RequestTimeout):
     """The client's own deadline passed, or the client did not read the answer in time.
 
-    This error does not count as a failure of the gateway.
+    The gateway is not at fault, so this error is not counted as a failure.
     """
 
 
@@ -291,12 +296,12 @@ class EndedByAdmin(GatewayError):
 
 
 class InternalError(GatewayError):
-    """A bug in the gateway. Details are only logged."""
+    """A bug in the gateway. Details are logged, but not sent to the client."""
 
 
 class ReplicaLeft(Exception):
-    """A stream leaves a drained replica and resumes on another one."""
+    """A stream must end on a drained replica, and resume on another replica."""
 
 
 class ClientDisconnected(Exception):
-    """The client left, so no answer can be sent."""
+    """The client has disconnected, so no response can be sent."""

@@ -1,4 +1,4 @@
-"""Release of free memory to the operating system; by default glibc retains it for the process.
+"""Release of free heap memory to the operating system. By default, glibc retains this memory.
 
 See decision 047 in docs/decisions.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-# Only glibc has this function.
+# Function of glibc that returns free heap memory to the system; None with another C library.
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 

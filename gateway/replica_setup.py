@@ -16,13 +16,14 @@ from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.transport import ConnectionOptions
 
-# Fewer requests than a usual chat engine runs at once, so few requests queue inside the engine. An
-# engine that runs fewer loses no throughput.
+# Number of concurrent requests on a replica whose maximum batch size is unknown. Most chat engines
+# run more requests at once, so hardly any requests queue inside the engine. An engine that runs
+# fewer requests at once loses no throughput.
 _DEFAULT_IN_FLIGHT = 64
 
 
 def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Replicas:
-    """Return the replicas, still without endpoints: `Replicas.configure` sets the endpoints."""
+    """Return the set of replicas without endpoints. `Replicas.configure` sets the endpoints."""
     return Replicas(
         partial(
             Engine,
@@ -51,9 +52,9 @@ def list_targets(settings: Settings, configuration: Configuration) -> list[Targe
 
 
 def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities) -> str | None:
-    """Return a note for operators if the limit of a replica's requests in flight is a guess.
+    """Return a message for operators if the maximum of requests in flight per replica is a guess.
 
-    Return None if the limit is set or known from the model.
+    Return None if the maximum is configured or known from the model.
     """
     if settings.replica_in_flight is not None or capabilities.llmapi is None:
         return None
@@ -67,10 +68,10 @@ def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities
 def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     """Return the maximum number of requests in flight on a replica; None for no limit.
 
-    The limit is a little above the number of requests that the engine runs at once, so the engine
-    can start another request as soon as one ends. An llmapi model does not report that number.
-    Without a limit, one tenant's requests would fill the engine's own queue before other tenants'
-    requests.
+    The maximum is 5/4 of the number of requests that the engine runs at once, so the engine can
+    start another request as soon as a request ends. An llmapi model does not report that number, so
+    a default is used. Without a limit, the requests of one tenant could fill the engine's own
+    queue, and the requests of other tenants would have to wait.
     """
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight

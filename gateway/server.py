@@ -1,4 +1,4 @@
-"""Entry point that serves the application until SIGTERM or SIGINT, in one or more processes."""
+"""Function `serve`, which runs the gateway in one or more processes until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gateway.service import Service
 from gateway.service_setup import check_configuration, load_tracer_class
 from lora_store import connect
 
-# Number of new objects after which the garbage collector runs: about a hundred requests create so
-# many. Python's default is reached every few requests.
+# Number of new objects after which the garbage collector runs. About a hundred requests create this
+# number. With Python's default, the collector would run every few requests.
 _GC_THRESHOLD_OBJECTS = 10_000
 
 
 class GatewayApplication:
-    """The application that the server runs; implements `gateway.http.server.Application`."""
+    """Application for the HTTP server. Implements `gateway.http.server.Application`."""
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.api = create_api(settings, worker)
@@ -37,7 +37,7 @@ class GatewayApplication:
 
     @property
     def service(self) -> Service | None:
-        """The service; None before it has started, or if its start has failed."""
+        """The service; None before the service has started, or if its start has failed."""
         return getattr(self.api.state, "service", None)
 
     def set_admin_port(self, admin_port: int) -> None:
@@ -59,12 +59,12 @@ class GatewayApplication:
 
 
 def serve(settings: Settings) -> int:
-    """Serve until stopped; return the exit code.
+    """Serve until SIGTERM or SIGINT. Return the exit code of the process.
 
     Raise ConfigurationError for wrong settings or a port in use.
     """
     configure_logging(settings.log_level, settings.log_format)
-    load_server_context(settings)  # reports a bad file before anything starts
+    load_server_context(settings)  # report a bad certificate file before anything starts
     load_tracer_class(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)
@@ -93,20 +93,21 @@ def _serve_with_workers(settings: Settings) -> int:
                 return report_bad_settings(error)
 
         if settings.redis_url is not None:
-            connect.load()  # before workers start, so that they share the library's memory
-        # Check before workers start, so that all of them agree on whether keys were required.
+            connect.load()  # import redis-py before workers start, so that they share its memory
+        # Check the configuration before workers start, so that all of them agree whether keys are
+        # required.
         check_configuration(settings, folder)
         return Workers(settings.workers, bind(settings), folder, work).run()
 
 
 def _relax_garbage_collection() -> None:
-    """Make the garbage collector run rarely and skip the objects that exist now.
+    """Make the garbage collector run rarely, and exclude all existing objects from it.
 
-    Those objects live as long as the process, and requests create no reference cycles, so hardly
-    anything can be collected. Scanning all objects repeatedly took a tenth of the CPU and delayed
-    every request by 90 ms at a time.
+    The existing objects live as long as the process, and requests create no reference cycles, so
+    the collector finds hardly any garbage. Scanning all objects repeatedly took a tenth of the CPU
+    time, and each scan delayed all running requests by 90 ms.
     """
     gc.collect()
     gc.freeze()
-    trim()  # release memory that was needed only during the start
+    trim()  # return memory to the system that was needed only during the start
     gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])

@@ -1,4 +1,4 @@
-"""The objects that live as long as a gateway process; `gateway.service_setup` creates them."""
+"""Objects that exist once per gateway process. `gateway.service_setup` creates these objects."""
 
 from __future__ import annotations
 
@@ -54,26 +54,25 @@ class Service:
     prompts: Prompts
     replicas: Replicas
     overrides: LiveOverrides
-    """Weights and drains of replicas that admins set over the API; they override the
-    configuration."""
+    """Weights and drains that admins set over the API. They override the configuration."""
     admission: EngineQueue
     starts: StartQueue
     """Queue of requests that have not started because the event loop is busy."""
     body_budget: FairBudget
     """Byte budget for buffered request bodies (fair by tenant)."""
     history_budget: FairBudget
-    """Byte budget for stored conversations read into memory.
+    """Byte budget for stored conversations that are read into memory (fair by tenant).
 
-    This budget is separate from `body_budget`. With a shared budget, requests that hold a part for
-    their body could block each other while they wait for a part for their conversation.
+    This budget is separate from `body_budget` to avoid a deadlock: requests that hold bytes for
+    their bodies would block each other while they wait for bytes for their conversations.
     """
     adapter_wait: AdapterWait
-    """Waiting list of requests whose adapter is not on any replica's disk yet."""
+    """Queue of requests whose adapter is not on the disk of any replica yet."""
     upload_budget: FairBudget
     """Byte budget for adapter weights that are read and uploaded to Triton (fair by tenant)."""
     guides: GuideCheck
     logits: FairThread
-    """Thread that computes log probabilities and writes large answers (fair by tenant)."""
+    """Thread that computes log probabilities and serializes large responses (fair by tenant)."""
     adapters: AdapterCatalog
     adapter_admin: AdapterAdmin
     mapped: MappedModels
@@ -81,7 +80,7 @@ class Service:
     rankers: MappedRouter[RerankModel]
     mapped_pool: MappedPool
     vector_budget: FairBudget
-    """Byte budget for large answers of embeddings (fair by tenant)."""
+    """Byte budget for large responses with embeddings (fair by tenant)."""
     declared: DeclaredAdapters
     router: ModelRouter
     troubles: Troubles
@@ -92,23 +91,23 @@ class Service:
     configuration: ConfigurationFile
     access: Access
     keys: IssuedKeys | None
-    """Keys created over the API; None without a configuration file, as keys belong to tenants."""
+    """Keys created over the API; None without a configuration file, which defines the tenants."""
     accounting: Accounting
     conversations: Conversations
     created: int
-    """Unix time to report in `/v1/models`: the modification time of the tokenizer folder, which is
-    equal on all gateways."""
+    """Value of `created` in `/v1/models`: modification time of the tokenizer folder, Unix time.
+
+    This time is the same on all gateways.
+    """
     tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the adapters of the configuration are registered."""
+    """Set when the adapters of the configuration are registered."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when `run` has failed because of a bug. The service's state is then no longer
-    refreshed."""
+    """Set when `run` has failed because of a bug. All background tasks have then ended."""
 
     @property
     def warning(self) -> str | None:
-        """Problems with the models of ready replicas and with guessed settings; None if there are
-        none.
+        """Warnings about the models of ready replicas and about guessed settings; None if none.
 
         Raise EngineUnavailable if no replica is ready.
         """
@@ -123,13 +122,14 @@ class Service:
 
     @property
     def shortfalls(self) -> list[str]:
-        """Messages for operators about adapter versions missing on replicas' disks."""
+        """Messages for operators about adapter versions that are missing on replicas' disks."""
         return find_shortfalls(self.adapters.disks.placement, self.list_disks())
 
     def get_placement(self, weights: str) -> dict[str, str]:
-        """Return the state of an adapter's weights on each replica that reads them from disk.
+        """Return the state of an adapter's weights by endpoint of the replica.
 
-        The keys are the replicas' endpoints. `weights` is the name of the weights.
+        Only replicas that read adapters from their disks are included. `weights` is the name of the
+        weights.
         """
         return {
             endpoint: self.adapters.disks.placement.state(weights, endpoint)
@@ -138,8 +138,7 @@ class Service:
         }
 
     def list_disks(self) -> dict[str, bool]:
-        """Return, by endpoint, True if the replica is ready and reads adapters from its own
-        disk."""
+        """Return by endpoint: True if the replica is ready and reads adapters from its disk."""
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
             for replica in self.replicas
@@ -172,15 +171,15 @@ class Service:
             await self.declared.follow(self.troubles)
 
     def _warn_of_guessed_settings(self) -> None:
-        # Triton may have become unavailable since. /health/ready reports the guess later, too.
+        # Ignore EngineUnavailable: Triton may have become unavailable meanwhile. /health/ready also
+        # reports the warning.
         with suppress(EngineUnavailable):
             for capabilities in self.replicas.capabilities:
                 if (warning := describe_in_flight_guess(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
 
     def on_run_end(self, work: asyncio.Task[None]) -> None:
-        """Log a failure of `run` and set `failed`. Done callback of the task that executes
-        `run`."""
+        """Log a failure of `run`, and set `failed`. Done callback of the task that runs `run`."""
         if not work.cancelled() and (error := work.exception()) is not None:
             log.critical("the gateway cannot continue", exc_info=error)
             self.failed.set()
@@ -192,7 +191,7 @@ class Service:
                 targets = list_targets(self.settings, self.configuration.current)
                 if targets != self.replicas.configured:
                     await self.replicas.configure(targets)
-            except Exception as error:  # one bad replica must not stop this loop
+            except Exception as error:  # do not end the loop because of one bad replica
                 text = f"the replicas could not be changed: {error!r}"
                 self.troubles.hold("replicas", logging.ERROR, text, exc_info=True)
             else:

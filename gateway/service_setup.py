@@ -1,4 +1,4 @@
-"""Creation of a process's service from its settings, and its shutdown in the right order."""
+"""Creation of a process's `Service` from its settings, and shutdown of the service."""
 
 from __future__ import annotations
 
@@ -55,19 +55,20 @@ from gateway.troubles import Troubles
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
 
-# Time to finish the accounting of requests that the shutdown has cancelled.
+# Maximum wait at shutdown for the accounting of cancelled requests.
 _CLOSE_TIMEOUT_S = 2.0
-# Size of each byte budget, in items of maximum size.
+# Size of each byte budget, as a number of items (such as request bodies) of maximum size.
 _BUDGET_BODIES = 4
-# Size of four large answers: each has 2048 vectors with 1536 numbers each, as text.
+# Size of four large responses, each with 2048 vectors of 1536 numbers as JSON.
 _VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
-# Share of the upload budget that one tenant may hold.
+# Fraction of the upload budget that one tenant may use.
 _TENANT_UPLOAD_SHARE = 0.5
-# Each waiting request holds a connection, and connections are limited for all tenants together.
+# Maximum number of requests of one tenant that wait for bytes of a budget. Each of them occupies a
+# connection, and the maximum number of connections applies to all tenants together.
 _MAX_WAITING_BODIES_PER_TENANT = 32
-# Seconds of rest for each second of work in the logits thread. Receiving logits costs the event
-# loop as much time as the thread's work. With the rest, the loop and the thread use a third of a
-# core each, and a third is left for the tokens of all other requests.
+# Pause of the logits thread after each job, as a multiple of the job's time. Receiving logits costs
+# the event loop as much CPU as the job. With the pause, the loop and the thread use a third of a
+# core each, and a third of the core remains for all other requests.
 _LOGITS_REST_RATIO = 2.0
 
 
@@ -89,12 +90,13 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def _beside_deliveries(starts: StartQueue) -> StartQueue:
-    """Connect a start queue with the delivery queue of the event loop; return the start queue.
+    """Connect a start queue with the delivery queue of the event loop. Return the start queue.
 
-    Each of the two queues takes into account whether the other one is overloaded.
+    The start queue has the requests that wait to start; the delivery queue has the tokens to send.
+    Each queue then considers whether the other queue is overloaded.
     """
     deliveries = delivery_queue()
-    # Deliver the tokens of running requests first. Otherwise each new request would delay them.
+    # Prefer the tokens of running requests to new requests, so that new requests do not delay them.
     starts.yield_to(lambda: deliveries.is_late)
     deliveries.gather_while(lambda: starts.is_refusing)
     return starts
@@ -149,7 +151,7 @@ async def run_service(
             CertificatePoller() as certificates,
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _make_conversations(settings) as conversations,
-            # Folders of models have quoted names, so this name is free.
+            # "@" does not occur in the (quoted) names of models' folders, so no folder clashes.
             LiveOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.set_overrides,
@@ -237,7 +239,7 @@ async def _open_keys(
     shared = None
     if settings.redis_url is not None:
         shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # Folders of models have quoted names, so this name is free.
+    # "@" does not occur in the (quoted) names of models' folders, so no folder clashes.
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys
@@ -285,12 +287,13 @@ async def _open_accounting(
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.callback(log.close)
-        # Only the main thread can handle signals. In other threads, only polling finds changes.
+        # Ignore these errors: only the main thread can handle signals. In other threads, polling
+        # detects changes of the files.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            # Unblock SIGHUP, which is blocked when a worker starts. A signal since then is
-            # delivered now.
+            # Unblock SIGHUP, which was blocked at the start of the worker. A signal that arrived
+            # meanwhile is delivered now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         standings = BudgetUsage()
         metrics.export_budgets(configuration, standings)
@@ -318,9 +321,9 @@ async def _open_accounting(
 
 
 def load_tracer_class(settings: Settings) -> type[Tracer] | None:
-    """Return the tracer class; None if traces are off.
+    """Return the tracer class. Return None if tracing is not configured.
 
-    Raise ConfigurationError if traces are on and their packages are missing.
+    Raise ConfigurationError if tracing is configured but its packages are not installed.
     """
     if settings.otlp_endpoint is None:
         return None
@@ -387,9 +390,9 @@ def _make_call_limit(
 def _make_byte_budget(
     nbytes: int, settings: Settings, configuration: ConfigurationFile
 ) -> FairBudget:
-    """Return a budget of `nbytes` bytes, the size of four items of maximum size.
+    """Return a budget of `nbytes` bytes, which must be the size of four items of maximum size.
 
-    If the configuration has tenants, one tenant may hold a quarter of the budget.
+    If the configuration has tenants, one tenant may use a quarter of the budget: one such item.
     """
     return FairBudget(
         lambda: nbytes,

@@ -1,7 +1,8 @@
-"""Early stops of generations, from the decision until the engine has stopped.
+"""Early stops of generations, and the time until the engine has stopped.
 
-A cancellation is sent at once, but the engine stops only with its next step, and the end of its
-stream is the only sign of that. The time in between is measured, because the engine still works.
+A cancellation is sent to the engine at once, but the engine stops only after its current step. The
+end of the gRPC stream is the only sign that the engine has stopped. The time until then is
+measured, because the engine still computes.
 
 See decision 007 in docs/decisions.
 """
@@ -13,32 +14,35 @@ from collections.abc import Callable
 from typing import Literal
 
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved", "cancelled"]
-"""Reason for an early stop; `cancelled` means that an admin ended the request."""
+"""Reason for an early stop.
+
+`cancelled` means that an admin ended the request, `moved` that another replica resumes it.
+"""
 
 LOGGED_REASONS: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
-"""Reasons that are logged for each request. A stop string is an ordinary end of an answer."""
+"""Reasons that are logged for each request. A stop string is a normal end of a response."""
 
 
 class EarlyStop:
-    """The stop of one generation. Call `end` once the stream has ended or was given up."""
+    """Early stop of one generation. Call `end` when the gRPC stream has ended or is abandoned."""
 
     __slots__ = ("_listeners", "began", "is_over", "reason", "seconds")
 
     def __init__(self, reason: StopReason, began: float | None = None) -> None:
-        """Start the stop.
+        """Start the measurement.
 
-        `began` is the time at which the stop was decided, in `time.perf_counter`; None for now.
+        `began` is the time of the decision to stop, in seconds of `time.perf_counter`; None for
+        now.
         """
         self.reason = reason
         self.began = time.perf_counter() if began is None else began
         self.seconds: float | None = None
-        """Seconds until the engine had stopped; None while the stop is not over, or if the engine's
-        end was not seen."""
+        """Seconds until the engine had stopped; None until then, or if this was not observed."""
         self.is_over = False
         self._listeners: list[Callable[[EarlyStop], None]] = []
 
     def add_listener(self, listener: Callable[[EarlyStop], None]) -> None:
-        """Call `listener` when the stop is over; at once if it already is."""
+        """Call `listener` when the stop is over. Call it at once if the stop is already over."""
         if self.is_over:
             listener(self)
         else:
@@ -61,9 +65,9 @@ class EarlyStop:
 
 
 class Stops:
-    """The stops of one request: one for each abandoned choice on each replica.
+    """The early stops of one request: one for each stopped choice on each replica.
 
-    `on_all_ended` is called whenever the last open stop is over.
+    `on_all_ended` is called each time that no stop is open any longer.
     """
 
     __slots__ = ("_on_all_ended", "open", "reason", "seconds", "unseen")
@@ -74,9 +78,9 @@ class Stops:
         self.reason: StopReason = "disconnect"
         """The reason of the last stop."""
         self.seconds: float | None = None
-        """Duration of the slowest stop in seconds; None before the first one was seen to end."""
+        """Duration of the slowest stop in seconds; None before the first engine has stopped."""
         self.unseen = 0
-        """Number of stops that are over but whose engine was not seen to stop."""
+        """Number of stops that are over although the end of the gRPC stream was not observed."""
 
     def begin(self, reason: StopReason, began: float | None = None) -> EarlyStop:
         self.reason = reason
@@ -97,7 +101,7 @@ class Stops:
     def facts(self) -> dict[str, object]:
         """Return fields for log lines and the console.
 
-        `stop_ms` is omitted if an engine was not seen to stop.
+        `stop_ms` is omitted if it was not observed that all engines have stopped.
         """
         facts: dict[str, object] = {"stop": self.reason}
         if self.seconds is not None and not self.unseen:

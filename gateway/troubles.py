@@ -1,7 +1,8 @@
 """Current problems of this process, for `/health/ready` and the operators' page.
 
-Each problem has a kind, which is a constant of the code, so there are few kinds. A kind of problem
-may hold for many items, such as adapters: some items are listed, and one entry counts the others.
+Each problem has a type, its `kind`, which is a constant of the code. A problem may concern many
+items, such as adapters. At most 20 items are listed, and one more entry has the number of the other
+items.
 
 See decision 009 in docs/decisions.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 log = logging.getLogger(__name__)
 
 MAX_ITEMS_OF_KIND = 20
-"""Maximum number of listed items of one kind."""
+"""Maximum number of listed items with the same kind of problem."""
 MAX_CHARS = 1000
 MAX_ITEM_CHARS = 200
 _OTHERS = "others"
@@ -24,13 +25,13 @@ _OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A condition that holds.
+    """A current problem.
 
     Attributes:
         level: A level of `logging`, WARNING or above.
-        text: What is wrong, and what to do.
-        since: When the condition began, in seconds since 1970.
-        times: How often the condition occurred; 0 if not counted.
+        text: Description of the problem, and advice.
+        since: Start of the problem, in seconds since 1970.
+        times: Number of occurrences; 0 if they are not counted.
         last: Details of the last occurrence.
     """
 
@@ -54,7 +55,7 @@ class Trouble:
 
 
 class Troubles:
-    """The conditions that hold in one process. Not thread-safe: use from one event loop."""
+    """The current problems of one process. Not thread-safe: use it on one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -72,16 +73,16 @@ class Troubles:
         logs: bool = True,
         exc_info: bool = False,
     ) -> None:
-        """Report that a condition holds. Its beginning and changes of its text are logged.
+        """Add or update a problem without items. A new problem or a changed text is logged.
 
         Args:
-            kind: A constant of the code, never external input.
-            level: The level of the log line.
-            text: What is wrong, and what to do.
-            times: How often the condition has occurred; changes are not logged.
+            kind: Name of the problem, a constant of the code, never external input.
+            level: Level of the log line.
+            text: Description of the problem, and advice.
+            times: Number of occurrences; changes are not logged.
             last: Details of the last occurrence; changes are not logged.
-            logs: False if the caller logs the condition.
-            exc_info: Log the traceback of the current exception.
+            logs: False if the caller logs the problem.
+            exc_info: True to log the traceback of the current exception.
         """
         known = self._current.get(kind, {}).get("")
         trouble = Trouble(level, _clean(text), self._clock(), times, _clean(last, MAX_ITEM_CHARS))
@@ -95,9 +96,9 @@ class Troubles:
     def hold_each(
         self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
     ) -> None:
-        """Report all items for which a condition holds now.
+        """Set the items that have a problem of this kind now. Other items no longer have it.
 
-        `texts` maps each item to what is wrong with it. The condition ends for all other items.
+        `texts` maps each item to a description of its problem.
         """
         if self._last_texts.get(kind) == (level, texts):
             return
@@ -123,15 +124,14 @@ class Troubles:
                 log.info("over: %s", before[item].text)
 
     def clear(self, kind: str, *, logs: bool = True) -> None:
-        """Report that a condition no longer holds for any item. Its end is logged."""
+        """Remove a problem with all its items. The end of the problem is logged if `logs`."""
         self._last_texts.pop(kind, None)
         for trouble in self._current.pop(kind, {}).values():
             if logs:
                 log.info("over: %s", trouble.text)
 
     def facts(self) -> dict[str, dict[str, object]]:
-        """Return the facts of each condition that holds, by kind and item, the most severe
-        first."""
+        """Return all current problems for JSON, by ``KIND ITEM``, the most severe problem first."""
         found = [
             (f"{kind} {item}".rstrip(), trouble)
             for kind, items in self._current.items()
@@ -142,14 +142,14 @@ class Troubles:
 
 
 def _select_listed(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
-    """Return at most `MAX_ITEMS_OF_KIND` of the items. Items listed before are preferred."""
+    """Return at most `MAX_ITEMS_OF_KIND` items. Items that are already listed are preferred."""
     return sorted(texts, key=lambda item: (item not in before, item))[:MAX_ITEMS_OF_KIND]
 
 
 def _clean(text: str, max_chars: int = MAX_CHARS) -> str:
     """Return the text as one line of at most `max_chars` characters, without control characters.
 
-    A terminal or page might interpret control characters.
+    Control characters are removed because a terminal might interpret them.
     """
     if len(text) > max_chars:
         text = f"{text[: max_chars - 1]}…"

@@ -1,8 +1,7 @@
-"""Guided decoding: a guide is the JSON schema, regular expression or grammar that an answer must
-match.
+"""Guided decoding. A guide is the JSON schema, regular expression or grammar an answer must match.
 
-`grammar` converts a guide to a grammar of llguidance, in the dialect of the engine's guided
+`grammar` converts a guide to a grammar for llguidance, in the dialect of the engine's guided
 decoding backend. `limits` refuses guides that are too large for an engine. `worker` is a process
-that checks a guide with both before the gateway sends the guide to the engine. The CPU executor
-compiles guides with `grammar`, too.
+that checks and compiles a guide with these two modules before the gateway sends the guide to the
+engine. The CPU executor also compiles guides with `grammar`.
 """

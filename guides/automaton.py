@@ -1,9 +1,9 @@
 """Estimate of the CPU time that xgrammar takes to compile a regular expression or grammar.
 
 xgrammar matches the vocabulary's tokens at each position of the guide's automaton. The time at a
-position depends on two numbers. The first is how many tokens begin with a character that the
-position allows. The second is how many positions the automaton can be in after each character of a
-token. This number grows with optional parts, as in ``[a-z]?[a-z]?``.
+position depends on two numbers. The first is the number of tokens that begin with a character that
+the position allows. The second is the number of positions that the automaton can be in after each
+character of a token. Optional parts, as in ``[a-z]?[a-z]?``, increase the second number.
 
 See decision 018 in docs/decisions.
 """
@@ -19,7 +19,7 @@ from guides.releases import MAX_COST_US, Costs
 Parts = Iterable[tuple[str, str]]
 
 _OTHER = 1 << 128
-"""Bit for all characters outside ASCII. Bits 0 to 127 stand for the ASCII characters."""
+"""Bit for all characters outside ASCII. Bits 0 to 127 are for the ASCII characters."""
 _EVERY = (1 << 129) - 1
 
 
@@ -44,8 +44,9 @@ _KINDS = (
     (_EVERY & ~(_LOWER | _UPPER | _DIGITS | _SPACE | _OTHER), 60.0),
     (_OTHER, 100.0),
 )
-"""Classes of characters, as bits, each with the microseconds to match all tokens that begin with
-such a character.
+"""Classes of characters, as bits.
+
+Each has the microseconds for matching all tokens that begin with such a character.
 """
 _MIN_SHARE = 0.1
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
@@ -55,7 +56,7 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
 )
 
-# Number of characters of a token that the estimate follows.
+# Number of characters of a token that the estimate simulates.
 _STEPS = 4
 _STEPS_UNMERGED = 8
 _LOOP_STEPS = 8
@@ -65,13 +66,13 @@ _MAX_MOVES = 400_000
 
 
 class TooLargeError(ValueError):
-    """Error of an automaton that is far too large to be compiled."""
+    """The automaton is much too large to be compiled."""
 
 
 def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
     """Return the estimated microseconds to compile an expression, or an EBNF grammar.
 
-    `parts` are the (kind, text) that `expressions.parts_of` or `ebnf.parts_of` yields. Return
+    `parts` are the pairs (kind, text) from `expressions.parts_of` or `ebnf.parts_of`. Return
     infinity if the automaton is too large.
     """
     try:
@@ -82,8 +83,9 @@ def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
 
 @dataclass(slots=True)
 class _Fragment:
-    """A part of the automaton: the positions that it can begin and end with. `is_nullable` is True
-    if the part can match the empty text.
+    """A part of the automaton, with its possible first and last positions.
+
+    `is_nullable` is True if the part can match the empty text.
     """
 
     first: list[int] = field(default_factory=list)
@@ -93,11 +95,11 @@ class _Fragment:
 
 @dataclass(slots=True)
 class _Node:
-    """A parsed part with its repetition.
+    """A parsed part of a guide, with its repetition.
 
-    The part is a set of characters (`bits`), a rule's name, or a list of alternative sequences. It
-    is repeated `least` to `most` times; `most` is None for no limit. `is_counted` is True if the
-    repetition was written as ``{n,m}``.
+    The part is a set of characters (`bits`), the name of a rule, or a list of alternative
+    sequences. It is repeated `least` to `most` times; `most` is None for no limit. `is_counted` is
+    True if the repetition is written as ``{n,m}``.
     """
 
     bits: int = 0
@@ -113,13 +115,13 @@ class _Node:
 
 
 class _Automaton:
-    """Automaton whose states are positions: the occurrences of character sets and rule references
-    in the guide.
+    """Automaton whose states are positions in the guide.
 
-    Positions are numbered from 0. `characters` has the bits that each position allows. They are 0
-    for a reference to a rule, whose name is in `names`. `follow` has the positions that can come
-    next. `loops` are the last positions of repetitions such as ``.{3,}``. `repeats` has the
-    positions of repetitions such as ``.{1,3}``, each with the number of its repetition.
+    A position is an occurrence of a character set or of a rule reference. Positions are numbered
+    from 0. `characters` has the bits that each position allows, 0 for a rule reference. `names` has
+    the names of the referenced rules. `follow` has the positions that can come next. `loops` are
+    the last positions of repetitions such as ``.{3,}``. `repeats` has the positions of repetitions
+    such as ``.{1,3}``, each with the number of its repetition.
     """
 
     def __init__(self, parts: Parts, costs: Costs, *, is_ebnf: bool) -> None:
@@ -216,9 +218,9 @@ class _Automaton:
 class _Walk:
     """Simulation of matching tokens from each position of an automaton.
 
-    A state of the simulation, called item, is a position and a number for the stack of entered
-    rules. The number is an index into `_entered`, which has the position of the innermost rule
-    reference and the number for the rules around it. 0 is the empty stack.
+    A state of the simulation, called an item, is a position and a number for the stack of entered
+    rules. The number is an index into `_entered`. The entry has the position of the innermost rule
+    reference, and the number for the rules around it. 0 is the empty stack.
     """
 
     def __init__(self, automaton: _Automaton, costs: Costs) -> None:
@@ -246,8 +248,8 @@ class _Walk:
             shared = bits & kind
             if shared:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
-                # xgrammar tries a position, except the first, once for each rule that contains it:
-                # about 1.8 times on average.
+                # Count a position once for each rule that contains it, as xgrammar tries it: about
+                # 1.8 times on average. The first position is tried once.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
                 moves = moves * (1 + self._costs.loop * loops) + self._costs.repeat * repeats
                 if bits.bit_count() > 1:
@@ -256,7 +258,7 @@ class _Walk:
         return found * self._costs.classes
 
     def _moves_from(self, position: int, character: int) -> float:
-        """Return how many positions xgrammar tries after each character of a token, on average."""
+        """Return the average number of positions xgrammar tries per character of a token."""
         merges = self._costs.merges
         steps = _STEPS if merges else _STEPS_UNMERGED
         items = [(position, 0)]
@@ -292,7 +294,7 @@ class _Walk:
         return max(len(seen & loops) - 1, 0), max(len(found) - 1, 0)
 
     def _after(self, position: int, within: int) -> Iterator[tuple[int, int]]:
-        """Yield the items that can come after the item (`position`, `within`)."""
+        """Yield the items that can follow the item (`position`, `within`)."""
         automaton = self._automaton
         waiting = [(each, within) for each in automaton.follow[position]]
         while within and position in automaton.ends:
@@ -321,7 +323,10 @@ class _Walk:
 
 
 def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
-    """Return the alternatives of each rule, by name. An expression is one rule with the name ""."""
+    """Return the alternatives of each rule, by name.
+
+    An expression is a single rule with the name "".
+    """
     rules: dict[str, list[list[_Node]]] = {"": [[]]}
     groups = [rules[""]]
     for kind, text in parts:
@@ -391,8 +396,9 @@ def _class(text: str, *, is_ebnf: bool) -> int:
 
 
 def _characters(text: str) -> Iterator[tuple[int, bool]]:
-    """Yield (bits, is_hyphen) of each character in a text. `is_hyphen` is True for a hyphen without
-    an escape.
+    """Yield (bits, is_hyphen) of each character in a text.
+
+    `is_hyphen` is True for a hyphen that is not escaped.
     """
     for x, u, long, escaped, plain in _CHARACTER.findall(text):
         if code := x or u or long:
@@ -405,7 +411,7 @@ def _characters(text: str) -> Iterator[tuple[int, bool]]:
 
 
 def _nullable_rules(rules: dict[str, list[list[_Node]]]) -> set[str]:
-    """Return the names of the rules that can match the empty text."""
+    """Return the names of all rules that can match the empty text."""
     found: set[str] = set()
     users: dict[str, set[str]] = {}
     for name, alternatives in rules.items():

@@ -1,13 +1,15 @@
-"""Conversion of grammars from xgrammar's EBNF to llguidance's variant of Lark.
+"""Converter of grammars from xgrammar's EBNF to llguidance's variant of Lark.
 
-The EBNF is xgrammar's dialect, llama.cpp's GBNF with more escapes and with line breaks anywhere. It
-has rules ``name ::= ...`` with the start rule ``root``, ``"strings"``, ``[classes]``, ``|``, groups
-and ``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and similar) are refused.
+The EBNF is xgrammar's dialect: llama.cpp's GBNF with more escapes, and with line breaks anywhere.
+It has rules ``name ::= ...`` with the start rule ``root``, ``"strings"``, ``[classes]``, ``|``,
+groups and ``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and similar) are
+refused.
 
 llguidance takes the longest match for each terminal, which can exclude texts that the grammar
-allows. So this converter makes each character a separate terminal, which can match in one way only,
-and the language stays the same. llguidance's own converter makes each string one terminal: with it,
-``[a-z]* "end"`` does not match ``endend``. It also supports fewer escapes and line breaks.
+allows. This converter therefore makes each character a separate terminal. A single character can
+match in one way only, so the language stays the same. llguidance's own converter makes each string
+one terminal: its ``[a-z]* "end"`` does not match ``endend``. It also supports fewer escapes and
+line breaks.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_DEPTH = 100
-# Limit of the grammar's length. llguidance accepts 65,000 symbols, and each character in a string
-# or class becomes one.
+# Limit of the grammar's length in characters. llguidance accepts 65,000 symbols, and each character
+# in a string or class becomes a symbol.
 MAX_LENGTH = 200_000
 MAX_COUNT_DIGITS = 9
 MAX_CODE_POINT = 0x10FFFF
@@ -46,7 +48,7 @@ _LITERAL_ESCAPES = "\"'\\/?"
 _CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
 
 
-# Kinds of the parts that stand for no characters: see `parts_of`.
+# Kinds of punctuation, which matches no characters: see `parts_of`.
 _SIGNS = {"(": "open", ")": "close", "|": "or"}
 
 
@@ -58,8 +60,9 @@ class _Token:
 
 
 def to_lark(ebnf: str) -> str:
-    """Return the same grammar in llguidance's Lark. Raise ValueError with line and column for
-    invalid EBNF.
+    """Return the same grammar in llguidance's Lark.
+
+    Raise ValueError, with line and column, for invalid EBNF.
     """
     return _Converter(ebnf).convert()
 
@@ -68,8 +71,8 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
     """Yield the parts of all rules in order, each as (kind, text).
 
     Kinds are ``open``, ``close``, ``or``, ``sign`` (``?``, ``*``, ``+``), ``times`` (a counted
-    repetition), ``string``, ``class``, ``name`` and ``defines``. Raise ValueError for text that has
-    other tokens.
+    repetition), ``string``, ``class``, ``name`` and ``defines``. Raise ValueError for any other
+    token.
     """
     for token in _Converter(ebnf).tokens[:-1]:
         yield _SIGNS.get(token.text, token.kind), token.text
@@ -137,7 +140,7 @@ class _Converter:
         return ValueError(f"EBNF error at line {line}, column {column}: {what}")
 
     def _name(self, name: str) -> str:
-        # Rename all rules: in Lark, the case of a name distinguishes rules from terminals, and some
+        # Rename all rules: in Lark, upper and lower case distinguish terminals and rules, and some
         # names are reserved.
         return self._names.setdefault(name, f"r{len(self._names)}")
 
@@ -153,7 +156,7 @@ class _Converter:
     def _sequence(self, depth: int) -> str:
         parts: list[str] = []
         while (token := self._peek()).kind != "end" and token.text not in ("|", ")"):
-            # A rule may continue over several lines, up to the next definition.
+            # Read a rule over several lines, up to the next definition.
             if token.kind == "name" and self._peek(1).kind == "defines":
                 break
             parts.append(self._repeated(self._element(depth)))
@@ -191,7 +194,7 @@ class _Converter:
             return f"({element}){{{least},}}"
         if int(most) < least:
             raise self._error(f"{token.text}: the upper bound is below the lower one", token)
-        # Return the empty text for {0}: Lark has no repetition of zero times.
+        # Return the empty text for {0}, because Lark has no repetition of zero times.
         return f"({element}){{{least},{int(most)}}}" if int(most) else '""'
 
     def _class(self, token: _Token) -> str:
@@ -200,7 +203,7 @@ class _Converter:
         if negated:
             characters = characters[1:]
         ranges = []
-        characters.reverse()  # reversed, because removing from a list's end takes constant time
+        characters.reverse()  # reverse the list, because removing from its end takes constant time
         while characters:
             first = last = characters.pop()[0]
             if len(characters) > 1 and characters[-1] == (ord("-"), False):
@@ -214,8 +217,9 @@ class _Converter:
         return _terminal(ranges, negated=negated)
 
     def _characters(self, token: _Token, escapes: str) -> list[tuple[int, bool]]:
-        """Return (code point, is_escaped) of each character between the delimiters. `is_escaped` is
-        True for an escape.
+        """Return (code point, is_escaped) of each character between the delimiters.
+
+        `is_escaped` is True for a character that is written as an escape sequence.
         """
         found = []
         for match in _CHARACTER.finditer(token.text[1:-1]):
@@ -237,7 +241,7 @@ class _Converter:
 
 
 def _terminal(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
-    """Return a Lark terminal that matches one character in `ranges`, or outside them if `negated`.
+    """Return a Lark terminal that matches one character in `ranges` or, if `negated`, outside them.
 
     Code points are written as numbers, which need no escapes.
     """

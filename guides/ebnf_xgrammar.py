@@ -1,4 +1,4 @@
-"""Rewriting of EBNF grammars so that every release of xgrammar compiles them.
+"""Rewriting of EBNF grammars for all releases of xgrammar.
 
 Releases of xgrammar up to 0.1.18 expand a rule by recursion. A left-recursive rule overflows the
 stack of the engine's process and ends it. Left-recursive rules are therefore refused. xgrammar also
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from guides.ebnf import parts_of, to_lark
 
-# How an element relates to the empty text: it never matches "", can match "", or matches only "".
+# Relation of an element to the empty text: never matches "", can match "", matches only "".
 _NEVER, _SOMETIMES, _ALWAYS = range(3)
 _EMPTY = '""'
 _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
@@ -24,9 +24,9 @@ _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 class _Element:
     """A string, character class, rule reference or group, with its repetition.
 
-    `group` has the alternatives of a group. `most` is None for an unlimited repetition. `inner` is
-    `_NEVER`, `_SOMETIMES` or `_ALWAYS`: when the element without its repetition matches the empty
-    text. `outer` is the same with the repetition.
+    `group` has the alternatives of a group. `most` is None for an unlimited repetition. `inner` and
+    `outer` are `_NEVER`, `_SOMETIMES` or `_ALWAYS`: the cases in which the element matches the
+    empty text, without its repetition (`inner`) and with it (`outer`).
     """
 
     kind: str
@@ -46,15 +46,15 @@ def to_xgrammar(ebnf: str) -> str:
     """Return the grammar in a form that every release of xgrammar compiles.
 
     Empty alternatives are written as ``""``, and each rule is on one line, as releases up to 0.1.18
-    require. Raise ValueError for text that is no EBNF, and for a left-recursive rule.
+    require. Raise ValueError for text that is not EBNF, and for a left-recursive rule.
     """
     if "::=" not in ebnf:
-        # Name Lark in the message: vLLM also accepts Lark, so clients may send it.
+        # Mention Lark in the message: vLLM accepts Lark, so clients may send it here.
         raise ValueError(
             "the grammar has no rule; allowed: EBNF, whose rules are written `root ::= ...`, and "
             "not Lark (docs/structured-output.md#grammars)"
         )
-    to_lark(ebnf)  # raises for malformed text
+    to_lark(ebnf)  # raises ValueError for malformed text
     rules = _parse(ebnf)
     empty = _Emptiness(rules)
     empty.find()
@@ -93,7 +93,7 @@ def _repeat(sequence: list[_Element], sign: str) -> None:
         low, comma, high = sign[1:-1].partition(",")
         least = int(low)
         most = (int(high) if high.strip() else None) if comma else least
-        # Write the count without white space and with ASCII digits.
+        # Write the count with ASCII digits and without white space.
         sign = f"{{{least},{'' if most is None else most}}}" if comma else f"{{{least}}}"
     element = sequence[-1]
     if most == 0:
@@ -103,11 +103,11 @@ def _repeat(sequence: list[_Element], sign: str) -> None:
 
 
 class _Emptiness:
-    """Computation of which elements can match the empty text.
+    """Computation of the elements that can match the empty text.
 
     Each sequence of a rule is read up to the first element that is never empty. The rules named
-    before it are those with which the rule can begin. If reading these rules leads to the first
-    rule again, the rule is left-recursive. Otherwise, each rule is read once.
+    before this element are those that the rule can begin with. If reading these rules leads back to
+    the rule, it is left-recursive. Otherwise each rule is read once.
     """
 
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
@@ -118,13 +118,14 @@ class _Emptiness:
         """Set `inner` and `outer` of all elements. Raise ValueError for a left-recursive rule."""
         for name in self._rules:
             self._find_rule(name)
-        # Now that all rules are known, set the remaining elements of each sequence.
+        # Set the remaining elements of each sequence, which is possible now that all rules are
+        # known.
         for alternatives in self._rules.values():
             for _ in self._read_all(alternatives, to_end=True):
                 raise AssertionError("a rule is unknown")
 
     def _find_rule(self, name: str) -> None:
-        # Use a stack of generators in place of recursion: a chain of rules may exceed Python's
+        # Use a stack of generators instead of recursion: a chain of rules may exceed Python's
         # recursion limit.
         started: dict[str, Generator[str, None, int]] = {}
         waiting = [name] if name not in self.of_rules else []
@@ -149,9 +150,10 @@ class _Emptiness:
     def _read_all(
         self, alternatives: _Alternatives, *, to_end: bool = False
     ) -> Generator[str, None, int]:
-        """Yield names of rules that the caller must find before it resumes this generator.
+        """Yield the names of rules that the caller must compute before it resumes this generator.
 
-        The generator returns when the alternatives are empty: `_NEVER`, `_SOMETIMES` or `_ALWAYS`.
+        The generator returns when the alternatives match the empty text: `_NEVER`, `_SOMETIMES` or
+        `_ALWAYS`.
         """
         found = set()
         for sequence in alternatives:
@@ -181,8 +183,8 @@ class _Writer:
     def __init__(self, rules: dict[str, _Alternatives], empty: dict[str, int]) -> None:
         self._rules = rules
         self._empty = empty
-        # By name of a rule: the name of an added rule that matches only the first rule's non-empty
-        # texts.
+        # Names of added rules, by the name of the original rule. An added rule matches only the
+        # non-empty texts of the original rule.
         self._filled: dict[str, str] = {}
 
     def write(self) -> str:
@@ -214,10 +216,12 @@ class _Writer:
         return f"( {' | '.join(map(self._sequence, element.group))} )"
 
     def _filled_base(self, element: _Element) -> Iterable[str]:
-        """Yield alternatives that never match the empty text, and whose repetition matches the same
-        texts as the repetition of `element`.
+        """Yield alternatives that never match the empty text.
 
-        If all elements of an alternative can be empty, each becomes an alternative of its own.
+        They can replace a repeated `element`.
+
+        A repetition of the alternatives matches the same texts as a repetition of `element`. If all
+        elements of a sequence can be empty, each of them becomes a separate alternative.
         """
         if element.inner == _NEVER:
             yield self._base(element)

@@ -1,14 +1,13 @@
 """Rewriting of regular expressions to the subset that every release of xgrammar compiles.
 
-Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on an empty
-alternative that is not the last of its group. The rewritten expression matches the same texts. A
-group with an empty alternative becomes ``(...)?``, and each ``(?:...)`` becomes ``(...)``. A guide
-always matches a complete text. So ``^`` at the beginning and ``$`` at the end match the empty text;
-elsewhere they are refused.
+Releases differ. 0.1.8 has no ``(?:`` groups. Releases up to 0.1.25 throw on an empty alternative
+that is not the last of its group. The rewritten expression matches the same texts. A group with an
+empty alternative becomes ``(...)?``, and each ``(?:...)`` becomes ``(...)``. A guide always matches
+a complete text, so ``^`` at the beginning and ``$`` at the end match the empty text. Elsewhere they
+are refused.
 
-Releases up to 0.1.18 overflow the stack on a repetition of something that can be empty. The
-rewritten repetition repeats only the non-empty texts, which gives the same language: ``(a?b*)+``
-becomes ``(a|b)*``.
+Releases up to 0.1.18 overflow the stack if a repeated part can be empty. The rewritten repetition
+repeats only the non-empty texts, which gives the same language: ``(a?b*)+`` becomes ``(a|b)*``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Splits any text into parts, in exactly one way and in linear time. An unclosed class or group name
-# extends to the end.
+# Pattern that splits any text into parts, in exactly one way and in linear time. An unclosed class
+# or group name extends to the end of the text.
 _EXPRESSION = re.compile(
     r"""
       (?P<escape> \\ (?s:.) | \\ \Z )
@@ -37,7 +36,7 @@ _CLASS_PART = re.compile(r"\\.|\[|--|&&|~~", re.DOTALL)
 MAX_DEPTH = 100
 
 Part = tuple[str, str]
-"""(kind, text) of a part of an expression.
+"""A part of an expression: (kind, text).
 
 The kinds are ``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` and ``part``.
 """
@@ -53,11 +52,11 @@ def parts_of(expression: str) -> Iterator[Part]:
 class _Element:
     """A character, class or group, with its repetition.
 
-    `empty` is True if the element matches only the empty text. `begins` is True for ``^`` and a
-    group with ``^``, which must be the first element. `ends` is the same for ``$``, which must be
-    the last. `filled` is "" if the element never matches the empty text. Otherwise it has
-    alternatives that do not match the empty text, and whose repetition matches the same texts as
-    the repetition of the element.
+    `empty` is True if the element matches only the empty text. `begins` is True for ``^`` and for a
+    group with ``^``, which must be the first element. `ends` is True for ``$`` and for a group with
+    ``$``, which must be the last. `filled` is "" if the element never matches the empty text.
+    Otherwise it has alternatives that never match the empty text, and whose repetition matches the
+    same texts as a repetition of the element.
     """
 
     text: str
@@ -77,12 +76,12 @@ class _Group:
     alternatives: list[list[_Element]] = field(default_factory=lambda: [[]])
 
     def element(self) -> _Element:
-        """Return the group as an element of the surrounding group."""
+        """Return the group as an element of the group around it."""
         elements = [element for each in self.alternatives for element in each]
         begins = any(element.begins for element in elements)
         ends = any(element.ends for element in elements)
-        # Leave out anchors: compilers do not support them within a group, and where they are
-        # allowed they match the empty text.
+        # Leave out anchors: compilers do not support them in a group, and where they are allowed
+        # they match the empty text.
         full = [_without_anchors(each) for each in self.alternatives if not _is_empty(each)]
         if not full:
             return _Element("", empty=True, begins=begins, ends=ends)
@@ -94,16 +93,16 @@ class _Group:
         return _Element(f"({text})", filled, optional=optional, begins=begins, ends=ends)
 
     def expression(self) -> str:
-        """Return the group as a complete expression."""
+        """Return the outermost group as an expression."""
         first, *others = self.alternatives
         if _is_empty(first) and not others:
             anchors = _written(first)
-            # Write an empty group, because releases of xgrammar crash on an expression without any
-            # element.
+            # Write an empty group, because releases of xgrammar crash on an expression without
+            # elements.
             return f"^(){anchors.removeprefix('^')}" if anchors.startswith("^") else f"(){anchors}"
         if any(map(_is_empty, self.alternatives)):
-            # Write the alternatives as one optional group, without anchors: compilers do not
-            # support an anchor within a group.
+            # Write the alternatives as one optional group without anchors, because compilers do not
+            # support an anchor in a group.
             bare = [_without_anchors(each) for each in self.alternatives]
             return _Group(bare).element().written() or "()"
         return "|".join(map(_written, self.alternatives))
@@ -116,8 +115,9 @@ _UNKNOWN_ESCAPES = {"\\": "no character comes after it", "\\p": _UNICODE, "\\P":
 def to_xgrammar(expression: str) -> str:
     """Return the expression in a form that every release of xgrammar compiles.
 
-    Raise ValueError for an expression on which xgrammar throws and that cannot be rewritten. An
-    expression with an unclosed group or class is returned unchanged: the compiler refuses it.
+    Raise ValueError for an expression on which xgrammar throws, and which cannot be rewritten. An
+    expression with an unclosed group or class is returned unchanged, because the compiler refuses
+    it.
     """
     groups = [_Group()]
     for kind, text in parts_of(expression):
@@ -145,7 +145,7 @@ def to_xgrammar(expression: str) -> str:
         else:
             if kind == "escape" and (what := _UNKNOWN_ESCAPES.get(text)):
                 raise ValueError(f"{text}: {what}")
-            # Escape a closing bracket that closes nothing: it is an ordinary character.
+            # Escape a closing bracket without an opening one, which is an ordinary character.
             literal = f"\\{text}" if text in ("]", "}") else text
             begins, ends = text == "^", text == "$"
             _append(current, _Element(literal, empty=begins or ends, begins=begins, ends=ends))
@@ -167,7 +167,7 @@ def _check_open(text: str) -> None:
 
 def _repeated(element: _Element, sign: str) -> _Element:
     if element.repeated:
-        if sign == "?":  # makes a repetition lazy, which does not change the language
+        if sign == "?":  # ignore the second sign, which only makes the repetition lazy
             return element
         raise ValueError(f"{sign}: put parentheses around a repetition that is repeated")
     if element.begins or element.ends:
@@ -189,9 +189,7 @@ def _repeated(element: _Element, sign: str) -> _Element:
 
 
 def _class(text: str) -> str:
-    """Return a character class with its inner brackets escaped, so that all dialects read it in the
-    same way.
-    """
+    """Return a character class with its inner brackets escaped. All dialects read it equally."""
     start = 2 if text[1] == "^" else 1
     body = text[start:-1]
     if body.startswith("]"):

@@ -1,4 +1,4 @@
-"""Conversion of a guide to a grammar of llguidance that behaves like TensorRT-LLM's backend."""
+"""Conversion of a guide to a grammar for llguidance that behaves like TensorRT-LLM's backend."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from llguidance import LLMatcher, regex_to_lark
 from guides.ebnf import to_lark
 from guides.kinds import Backend, Kind
 
-# Schema for the kind `json`: xgrammar's grammar for any JSON allows only an object or an array at
-# the top.
+# Schema for the type `json`: xgrammar's grammar for any JSON allows only an object or an array at
+# the top level.
 _ANY_JSON = {"type": ["object", "array"]}
-# White space allowed between JSON tokens: a space, or a line break with indentation. With unlimited
-# white space, a small model sometimes never stops.
+# White space that is allowed between JSON tokens: a space, or a line break with indentation. With
+# unlimited white space, a small model sometimes never stops.
 _WHITESPACE = r"\n[ \t]{0,20}| "
-# Turn off forced tokens: if only one text can follow, llguidance would tokenize it, and the
-# tokenizer may return a special token that has no text.
+# Turn off forced tokens. If only one text can follow, llguidance would tokenize this text itself,
+# and the tokenizer may return a special token that has no text.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 
 
@@ -25,7 +25,7 @@ def to_grammar(kind: Kind, text: str, backend: Backend) -> str:
 
     With the backend `xgrammar`, unknown keywords of a JSON schema are ignored, and a grammar is in
     xgrammar's EBNF. With `llguidance`, unknown keywords are refused, and a grammar is in
-    llguidance's Lark. Raise ValueError for an invalid guide, and RecursionError for JSON that is
+    llguidance's Lark. Raise ValueError for an invalid guide. Raise RecursionError for JSON that is
     nested too deep.
     """
     return LLMatcher.grammar_from_lark(_lark(kind, text, backend))
@@ -33,12 +33,12 @@ def to_grammar(kind: Kind, text: str, backend: Backend) -> str:
 
 def _lark(kind: Kind, text: str, backend: Backend) -> str:
     if kind == "regex":
-        # Make \d and \w match ASCII only, as in ECMAScript.
+        # Make \d and \w match only ASCII, as in ECMAScript.
         return f"{_OPTIONS}\nstart: /{regex_to_lark(text, 'dw')}/"
     if kind == "ebnf_grammar":
         return text if backend == "llguidance" else f"{_OPTIONS}\n{to_lark(text)}"
     schema = _ANY_JSON if kind == "json" else json.loads(text)
-    # Add the options to objects only: True and False are schemas, too, but cannot have options.
+    # Add the options only to an object: True and False are schemas, too, but have no options.
     if isinstance(schema, dict):
         options = {"whitespace_pattern": _WHITESPACE, "lenient": backend == "xgrammar"}
         schema = {**schema, "x-guidance": options}

@@ -1,9 +1,8 @@
 """Limits of guides: a guide is refused if an engine would take too long to compile it.
 
-An engine compiles a guide within a step, and all its requests wait meanwhile. Two numbers are
-limited. The first is the size of the guide with counted repetitions written out, which limits the
-memory of any compiler. The second is the estimated CPU time that xgrammar takes
-(`guides.releases`).
+An engine compiles a guide within a step, while all its requests wait. Two numbers are limited. The
+first is the size of the guide with counted repetitions written out, which bounds the memory of any
+compiler. The second is the estimated CPU time of xgrammar (`guides.releases`).
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> Non
         weight = _weight_of_expression(text)
     elif kind == "json_schema":
         schema = json.loads(text)
-        # Ignore numbers of items for xgrammar, which compiles the items of an array once, however
-        # many items it may have.
+        # Ignore the numbers of items for xgrammar, which compiles the items of an array only once.
         counts = () if backend == "xgrammar" else _COUNTS
         weight = _weight_of_schema(schema, counts)
     elif kind == "ebnf_grammar" and backend == "xgrammar":
@@ -123,7 +121,7 @@ def _weight_of_data(data: Any) -> int:
 def _largest(schema: dict[str, Any], names: Sequence[str]) -> int:
     """Return the largest number among these keywords of the schema, at least 1.
 
-    Values that are no numbers are ignored here, because the compiler refuses them.
+    Ignore values that are not numbers, because the compiler refuses them.
     """
     found = [schema.get(name) for name in names]
     return max([1, *[int(number) for number in found if isinstance(number, int | float)]])
@@ -151,8 +149,8 @@ def _weight_of_parts(parts: Iterator[Part]) -> int:
             groups[-1] += last * (times - 1)
             last *= times
         elif kind not in ("or", "sign"):
-            # Count 8 characters of a string or class as one part: a string has one state for each
-            # character, but is cheaper than alternatives.
+            # Count 8 characters of a string or class as one part: a string has one state per
+            # character, but costs less than alternatives.
             last = 1 + len(text) // 8
             groups[-1] += last
         if groups[-1] > MAX_WEIGHT:

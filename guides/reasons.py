@@ -8,9 +8,7 @@ NOTHING_FITS = "there is no token that it allows"
 
 
 def reason(error: str) -> str:
-    """Return llguidance's error message as one line, without the excerpt that marks the position of
-    the error.
-    """
+    """Return llguidance's error message as one line, without its excerpt of the guide."""
     if error.startswith("NoExtension"):
         return NOTHING_FITS
     if error.startswith("panic"):

@@ -1,7 +1,8 @@
 """Costs of compiling a guide, by release of xgrammar.
 
-The costs are CPU time for a vocabulary of 32,000 tokens, in microseconds; a vocabulary of 128,000
-takes up to 4.5 times as much. tests/guides/test_costs.py compares them with the released wheels.
+The costs are microseconds of CPU time for a vocabulary of 32,000 tokens. A vocabulary of 128,000
+takes up to 4.5 times as much. tests/guides/test_costs.py compares the costs with the released
+wheels.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from math import inf
 from guides.schema.lengths import Form
 
 MAX_COST_US = 250_000
-"""Limit of the estimated CPU time of a guide. Machines differ, so an accepted guide may take up to
-twice as long.
+"""Limit of a guide's estimated CPU time.
+
+Machines differ, so an accepted guide may take twice as long.
 """
 
 
@@ -24,12 +26,13 @@ class Costs:
     `character` is the cost of a character of a name, value or string, `schema` that of a schema
     without its subschemas, and `optional` that of each pair of optional properties in one object.
     `reference` is the cost of each pair of references to one definition. `open_character` is the
-    cost of a character in the property names of an object that allows other properties; a prefix
-    that names share counts once. `length` is the cost of each character of a string's minLength or
-    maxLength if these are sent as keywords, and `max_length` limits that cost. `length_form` is how
-    the gateway sends a maximum length. `item` and `max_items` are the same as `length` and
-    `max_length` for the number of items of an array. `digits` is a factor of the cost of number
-    ranges.
+    cost of a character in the property names of an object that allows other properties; a common
+    prefix of names counts once.
+
+    `length` is the cost of each character of a string's minLength or maxLength if these are sent as
+    keywords. `max_length` limits this cost. `length_form` is the form in which the gateway sends a
+    maximum length. `item` and `max_items` are the same for the number of items of an array.
+    `digits` is a factor of the cost of number ranges.
 
     `loop` is a factor for positions from which a token can reach several loops such as ``.{3,}``.
     Each loop after the first adds `loop` times the normal cost of the position. `repeat` is the
@@ -37,12 +40,12 @@ class Costs:
     ``[a-z]{1,3}`` or ``[a-z]?``.
 
     `classes` is a factor of the cost of character classes. A repeated class is compiled at most
-    `max_repeats` times. `merges` is False for a compiler that does not merge equal states, so it
-    follows each way to match a text separately.
+    `max_repeats` times. `merges` is False for a compiler that does not merge equal states, so that
+    it follows each way to match a text separately.
     """
 
     character: float = 6
-    # Below the real cost, so that 150 tools with a response format are accepted (0.47 s).
+    # Choose a value below the real cost, to accept 150 tools with a response format (0.47 s).
     schema: float = 100
     optional: float = 5
     reference: float = 9
@@ -61,8 +64,9 @@ class Costs:
 
 
 NEWEST = Costs()
-"""Costs of the slowest of the releases 0.1.25 to 0.1.33. Release 0.2 takes longer for strings of
-limited length only.
+"""Costs of the slowest of the releases 0.1.25 to 0.1.33.
+
+Release 0.2 takes longer only for strings of limited length.
 """
 _UNROLLED = replace(
     NEWEST,
@@ -83,7 +87,7 @@ _BY_RELEASE = (
         replace(_UNROLLED, character=650, schema=12_000, digits=22, classes=2, merges=False),
     ),
     ((0, 1, 25), _UNROLLED),
-    # In 0.1.25 and 0.1.26, a limited length or a repeated class is one state.
+    # In 0.1.25 and 0.1.26, a limited length or a repeated class is a single state.
     (
         (0, 1, 27),
         replace(
@@ -102,10 +106,10 @@ _SINCE_0_2 = replace(NEWEST, length_form="class", repeat=0)
 
 
 def find_costs(release: str) -> Costs:
-    """Return the costs of a release such as ``0.1.25``. For an empty text, return those of 0.1.25
-    to 0.1.33.
+    """Return the costs of a release such as ``0.1.25``.
 
-    Raise ValueError for a text that is no release.
+    For an empty text, return the costs of 0.1.25 to 0.1.33. Raise ValueError for a text that is not
+    a release.
     """
     if not release:
         return NEWEST

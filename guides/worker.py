@@ -1,11 +1,10 @@
-"""Worker process that compiles guides. Clients write them, so compiling may crash or exhaust the
-process.
+"""Worker process that compiles guides. Compiling a client's guide may crash or exhaust the process.
 
-`python -m guides.worker [RELEASE]` reads one request a line, which is ``[kind, text, backend,
-best_effort]`` in JSON, and answers each with a line ``[verdict, size]``. `verdict` has the fields
-of `Verdict`, and `size` is the memory in bytes that the process uses now. In schemas below the JSON
-paths `best_effort`, keywords that cannot be enforced are left out. A guide that exceeds the limit
-of CPU time ends the process by a signal, and a guide that crashes the compiler ends it, too. The
+`python -m guides.worker [RELEASE]` reads one request per line, ``[kind, text, backend,
+best_effort]`` in JSON. It answers each request with a line ``[verdict, size]``. `verdict` has the
+fields of `Verdict`, and `size` is the memory in bytes that the process uses now. In schemas below
+the JSON paths `best_effort`, keywords that cannot be enforced are left out. If a guide exceeds the
+limit of CPU time, a signal ends the process. A guide that crashes the compiler also ends it. The
 gateway then starts another process.
 
 See decision 018 in docs/decisions.
@@ -37,11 +36,12 @@ from guides.schema.rewrite import rewrite, write
 from guides.schema.sharing import share
 
 CPU_S = 2
-"""Limit of CPU time in seconds for each guide. A usual schema takes 3 ms, the largest that `limits`
-accepts a few hundred.
+"""Limit of CPU time in seconds for each guide.
+
+A typical schema takes 3 ms. The largest schema that `limits` accepts takes a few hundred.
 """
-_MEMORY = 1 << 30  # limit of the address space in bytes; the process without a guide takes 100 MiB
-# Limit of subschemas that are compiled separately to find the one that is wrong.
+_MEMORY = 1 << 30  # limit of the address space in bytes; without a guide, the process takes 100 MiB
+# Limit of the number of subschemas that are compiled separately to find the wrong one.
 _MAX_PARTS = 100
 _MAX_BOUND_COSTS_US = (50_000, 10_000, 2_000, 500)
 
@@ -54,27 +54,29 @@ def _compiles(expression: str) -> str | None:
 
 
 class Checker:
-    """Checker of guides. It compiles for a vocabulary of single bytes, because the vocabulary does
-    not affect whether a guide is valid.
+    """Checker of guides.
+
+    It compiles for a vocabulary of single bytes, because the validity of a guide does not depend on
+    the vocabulary.
     """
 
     def __init__(self, release: str = "") -> None:
-        """Create the checker. `release` is the release of xgrammar in the engines; empty for any
-        release since 0.1.25.
+        """Create the checker.
+
+        `release` is the release of xgrammar in the engines; empty for any release since 0.1.25.
         """
         self._costs = find_costs(release)
         self._bytes = LLTokenizer("byte")
-        # Leave the parser's state out of error messages: it is long and means nothing to a client.
+        # Omit the parser's state from error messages: it is long, and clients cannot use it.
         self._limits = LLParserLimits(verbose_errors=False)
 
     def verdict(
         self, kind: Kind, text: str, backend: Backend, best_effort: Sequence[str] = ()
     ) -> Verdict:
-        """Return whether a guide is accepted, and the text to send to the engine, in which schemas
-        are rewritten.
+        """Return whether a guide is accepted, and the text to send to the engine.
 
-        In schemas below the JSON paths `best_effort`, keywords that cannot be enforced are left
-        out.
+        Schemas are rewritten. In schemas below the JSON paths `best_effort`, keywords that cannot
+        be enforced are left out.
         """
         try:
             check_length(text)
@@ -102,7 +104,7 @@ class Checker:
                     text, enforcement = written, lighter
                     break
         if refusal is not None and best_effort:
-            # The schema still does not compile: compile each regular expression separately, and
+            # Compile each regular expression separately if the schema still does not compile, and
             # leave out those that fail.
             enforcement = Enforcement(best_effort, self._costs, _MAX_BOUND_COSTS_US[-1])
             why_not = partial(self._refusal, "regex", backend=backend)
@@ -124,7 +126,7 @@ class Checker:
     def _place(self, schema: Any, backend: Backend, refusal: str) -> tuple[str, str]:
         """Return (JSON path, reason) of the smallest subschema that the compiler refuses.
 
-        Without such a subschema, return the path of the schema and `refusal`.
+        If there is no such subschema, return the path of the schema and `refusal`.
         """
         place, left = "$", _MAX_PARTS
         keys: list[str | int] = []
@@ -135,7 +137,7 @@ class Checker:
             try:
                 text = _dumped(rewrite(schema, backend, pointer([*keys, *below])))
                 alone = self._refusal("json_schema", text, backend)
-            except ValueError:  # this subschema cannot be compiled alone
+            except ValueError:  # this subschema cannot be compiled separately
                 continue
             if alone is not None:
                 place, refusal, keys = step(place, *below), alone, [*keys, *below]
@@ -177,7 +179,7 @@ def main() -> None:
 def _size() -> int:
     """Return the resident memory of this process in bytes.
 
-    `ru_maxrss` is no substitute, because it includes the parent's memory at the time of the fork.
+    `ru_maxrss` cannot be used, because it includes the parent's memory at the time of the fork.
     """
     resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(resident) * resource.getpagesize()

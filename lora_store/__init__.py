@@ -1,4 +1,6 @@
-"""Storage of converted adapters: memory, disk and Redis, behind `adapters.registry.Store`.
+"""Storage of converted LoRA adapters in memory, on disk and in Redis.
 
-The gateway uses `lora_store.tiered.TieredStore`; the other modules are parts of that store.
+`lora_store.tiered.TieredStore` implements the interface `adapters.registry.Store` for the gateway.
+The other modules are components of this class. A "version" is one immutable set of an adapter's
+weights, identified by its digest. A "record" lists the versions of one adapter name.
 """

@@ -12,7 +12,7 @@ Little-endian, version 1::
     ...  zeros up to the next multiple of 4096
     ...  weights [rows, width], to the end
 
-The lengths of all parts are computed from rows and width. No other field states a length.
+The lengths of config and weights are computed from rows and width.
 
 See decision 061 in docs/decisions.
 """
@@ -33,12 +33,13 @@ _CONFIG_ROW_BYTES = 12
 
 
 class CorruptBlob(Exception):
-    """Error for bytes that are not an intact encoded version. The message names the defect."""
+    """The bytes are not an intact encoded version. The message describes the defect."""
 
 
 def encode(converted: Converted) -> tuple[bytes, memoryview]:
-    """Return (bytes before the weights, weights). Written in this order, they are the encoded
-    adapter. The weights are not copied.
+    """Return an encoded adapter in two parts: (bytes before the weights, weights).
+
+    Write the parts in this order. The weights are not copied.
     """
     fields = _FIELDS.pack(
         _MAGIC,
@@ -59,10 +60,10 @@ def encoded_bytes(converted: Converted) -> int:
 
 
 def decode(blob: bytes, digest: str) -> Converted:
-    """Decode the adapter in `blob`, verifying every byte. Raise `CorruptBlob` if it is damaged.
+    """Decode an adapter and verify every byte. Raise `CorruptBlob` if it is damaged.
 
-    `digest` is the digest under which the bytes were stored. The returned weights are a view of
-    `blob`, which is immutable, so they cannot change after the check.
+    `digest` is the digest under which `blob` was stored. The returned weights are a view of `blob`.
+    They cannot change after the verification, because bytes objects are immutable.
     """
     dtype, rows, width = read_header(blob[:HEADER_BYTES], len(blob), digest)
     offset = _weights_offset(rows)
@@ -79,11 +80,15 @@ def decode(blob: bytes, digest: str) -> Converted:
 
 
 def read_header(head: bytes, size: int, digest: str) -> tuple[Dtype, int, int]:
-    """Return (data type, rows, width) from `head`, the first HEADER_BYTES of an encoded version.
-    `size` is the size of the complete version in bytes.
+    """Return (data type, rows, width) from the header of an encoded version.
 
-    Callers read the header first, so they allocate no memory for a damaged version. Raise
-    `CorruptBlob` if the header is invalid.
+    Raise `CorruptBlob` if the header is invalid. Callers check the header before they allocate
+    memory for the complete version.
+
+    Args:
+        head: the first HEADER_BYTES of the encoded version.
+        size: size of the complete encoded version in bytes.
+        digest: the digest under which the version was stored.
     """
     if len(head) < HEADER_BYTES:
         raise CorruptBlob(f"{len(head)} bytes are too few for a header")

@@ -1,4 +1,4 @@
-"""Garbage collection of adapter versions, on disk and in Redis, that no record names any more."""
+"""Garbage collection of adapter versions that no record refers to, on disk and in Redis."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from lora_store.redis import RedisTier
 
 
 class VersionCollector:
-    """Garbage collector of versions that no record names.
+    """Garbage collector of adapter versions that no record refers to.
 
-    A version is deleted once its last put, and the last time that a record named it, are both
-    longer ago than the grace time.
-
-    During the grace time, a queued request that resolved the version earlier can still read it.
+    A version is deleted when the grace time has passed since its last put, and since a record last
+    referred to it. During the grace time, a queued request that has already selected the version
+    can still read it.
     """
 
     def __init__(self, disk: Disk, link: Link, memory: MemoryTier) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
-        # By digest: the monotonic time at which the version was first found without a name.
+        # Versions without a record, by digest: the monotonic time at which this was first found.
         self._unnamed: dict[str, float] = {}
 
     async def collect(self, in_use: Callable[[], set[str]], grace_s: float) -> None:
-        """Delete the versions that no record names, after `grace_s` seconds. `in_use()` returns the
-        digests of the named versions.
+        """Delete the versions that no record has referred to for `grace_s` seconds.
 
-        `in_use` is called again before each deletion, because a record may name the version again.
-        Nothing is deleted while a record is in quarantine, because the versions that it names may
-        be in use.
+        `in_use` returns the digests of all versions to which records refer. It is called again
+        before each deletion, because a record may refer to the version again. While an unreadable
+        record is in quarantine, nothing is deleted, because the record may refer to any version.
         """
         if await self._link.run(self._disk.has_bad_records):
             return

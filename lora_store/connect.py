@@ -1,11 +1,11 @@
 """Clients for a `RedisUrl`: one server, the master of a sentinel's service, or a cluster.
 
-The redis-py clients of the three types accept the same commands, as long as each command has one
-key. No client retries a command: only the caller knows whether a command whose answer was lost may
-be repeated.
+The redis-py clients of the three types accept the same commands if each command has only one key.
+Clients do not retry commands: only the caller knows whether a command may be repeated if its answer
+was lost.
 
-All modules import redis-py on first use, because redis-py and what it imports take 9 MiB that a
-gateway without Redis need not spend. `load` imports redis-py at a chosen time.
+redis-py is imported on first use, because it takes 9 MiB of memory with its own imports. A gateway
+without Redis saves this memory. `load` imports redis-py now.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
 
@@ -28,9 +28,7 @@ from lora_store.redis_url import RedisUrl
 
 @cache
 def load() -> Any:
-    """Import and return redis-py with its modules `asyncio`, `cluster`, `exceptions` and
-    `sentinel`.
-    """
+    """Import redis-py with the modules `asyncio`, `cluster` and `sentinel`. Return the package."""
     redis = import_module("redis")
     for part in ("asyncio", "cluster", "sentinel"):
         import_module(f"redis.{part}")
@@ -69,22 +67,22 @@ def connect(
 ) -> Any:
     """Return a redis-py client that several threads may use.
 
-    For a cluster, the list of its servers is requested now, so redis-py's errors may be raised. The
-    other clients connect with their first command.
+    The client of a cluster requests the list of servers now, so redis-py's errors may be raised.
+    The other clients connect with their first command.
 
     Args:
         url: the server, the sentinels or the cluster.
-        timeout_s: seconds that each command may take at one server.
-        connect_timeout_s: seconds that each connect may take.
-        connections: set to which the client adds each connection it makes. A cluster's client adds
-            none.
+        timeout_s: timeout of each command at one server, in seconds.
+        connect_timeout_s: timeout of each connect, in seconds.
+        connections: set to which the client adds each new connection. The client of a cluster adds
+            no connections.
     """
     redis = load()
     server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
-    # Typed as Any: redis-py's annotations allow strings or awaitables as results, depending on its
-    # release, but these clients return neither.
+    # Use the type Any: depending on the release, redis-py's annotations also allow strings or
+    # awaitables as results, which these clients never return.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -105,7 +103,7 @@ def connect(
     if options.pop("connection_class", None) is not None:
         tls["ssl"] = True
         managed = redis.sentinel.SentinelManagedSSLConnection
-    # Both timeouts are the connect timeout: sentinels are queried as part of each connect.
+    # Use the connect timeout for commands to sentinels, too: each connect queries the sentinels.
     to_sentinels = {
         "socket_timeout": connect_timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -135,8 +133,7 @@ def close(client: Any) -> None:
 def server_of(client: Any, key: str) -> Any:
     """Return a client of the server that stores `key`.
 
-    For a cluster, this is the server that stores `key` according to the client's current slot
-    table, which may be out of date.
+    In a cluster, the server is found in the client's current slot table, which may be out of date.
     """
     if isinstance(client, load().RedisCluster):
         node = client.get_node_from_key(key)
@@ -145,11 +142,10 @@ def server_of(client: Any, key: str) -> Any:
 
 
 def channel_url(url: RedisUrl, client: Any) -> str:
-    """Return the URL of a server at which all published messages can be received.
+    """Return the URL of a server for a subscription to pub/sub channels.
 
-    A sentinel is queried for the master's address now.
-
-    In a cluster, every server forwards what is published at any server.
+    In a cluster, any server can be used, because servers forward all published messages to each
+    other. With sentinels, the current address of the master is queried now.
     """
     if url.kind == "server":
         return with_memory_files(url.server)

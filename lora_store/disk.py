@@ -1,12 +1,12 @@
-"""The durable tier: one folder, safe for several processes at once.
+"""Durable storage of adapter versions and records in one folder, which processes may share.
 
-``versions/ab/<digest>.lora``  one immutable version in the form of `lora_store.codec`
+``versions/ab/<digest>.lora``  one immutable version in the format of `lora_store.codec`
 ``names/<name>.json``          one record (`adapters.record`) with its checksum
 ``quarantine/``                copies that failed verification, for inspection
 ``lock``                       held (flock) while records are changed
 
-Each file is written under a temporary name, synced and then renamed, so no file is half-written.
-Files are not memory-mapped, so a later change to a file does not affect data that was already read.
+Each file is written under a temporary name, synced and then renamed, so no file is incomplete.
+Files are read, not memory-mapped, so a later change of a file does not affect data in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEFTOVER_S = 3600.0
 
 
 class Disk:
-    """A folder of versions and records. Methods block, work in any thread and raise `OSError`."""
+    """Folder of versions and records. Methods block and raise `OSError`. They are thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -53,10 +53,10 @@ class Disk:
         self._has_unmovable_file = False
 
     def _remove_leftovers(self) -> None:
-        """Remove unfinished writes of processes that were killed."""
+        """Remove old temporary files of processes that were killed while they wrote."""
         limit = time.time() - _LEFTOVER_S
-        # Remove leftovers of versions and records only. Other modules clean up the rest of the
-        # folder.
+        # Remove only temporary files of versions and records. Other modules clean up all other
+        # files in the folder.
         for path in chain(self._versions.glob("*/.*.tmp"), self._names.glob(".*.tmp")):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit:
@@ -72,7 +72,7 @@ class Disk:
         return [digest for digest in digests if not self.has(digest)]
 
     def nbytes(self, digest: str) -> int:
-        """Return the size of a version's file in bytes, 0 if the file does not exist."""
+        """Return the size of a version's file in bytes. Return 0 if the file does not exist."""
         try:
             return self._version_path(digest).stat().st_size
         except OSError:
@@ -102,7 +102,7 @@ class Disk:
         return converted
 
     def has_changed(self, digest: str) -> bool:
-        """Return True if a version's file was replaced or written to since it was last read."""
+        """Return True if a version's file was replaced or modified since it was last read."""
         try:
             return _identity(self._version_path(digest).stat()) != self._read_identities.get(digest)
         except OSError:
@@ -112,9 +112,9 @@ class Disk:
         """Store a version, unless an intact copy exists."""
         with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
-                # Set the file's time to now, because the version is in use again and the collector
-                # must not delete it. If the collector has just deleted the file, utime fails and
-                # the version is written again.
+                # Set the file's modification time to now, so that the garbage collector does not
+                # delete the version, which is in use again. If the collector has just deleted the
+                # file, utime fails and the version is written again.
                 path = self._version_path(converted.digest)
                 with self.lock():
                     os.utime(path)
@@ -129,12 +129,13 @@ class Disk:
         write_durably(path, chunks)
 
     def delete(self, digest: str, *, older_than_s: float = 0.0) -> bool:
-        """Delete a version that was last put at least `older_than_s` ago. Return True if it was
-        deleted.
+        """Delete a version that was last put at least `older_than_s` seconds ago.
+
+        Return True if the version was deleted.
         """
         path = self._version_path(digest)
-        # Under the lock, a concurrent put either renews the file's time before this check, or runs
-        # after it and writes the deleted version again.
+        # Hold the lock during the check and the deletion. A concurrent put then either renews the
+        # file's time before the check, or runs later and writes the deleted version again.
         with self.lock(), contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime <= time.time() - older_than_s:
                 path.unlink()
@@ -143,7 +144,7 @@ class Disk:
         return False
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
-        """Return the digests of versions that were last put at least `older_than_s` ago."""
+        """Return the digests of versions that were last put at least `older_than_s` seconds ago."""
         limit = time.time() - older_than_s
         found = set()
         for path in self._versions.glob("*/*.lora"):
@@ -155,14 +156,16 @@ class Disk:
     # Records.
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager. While it is entered, no other thread or process changes records
-        or deletes versions.
+        """Return a context manager that locks the folder against other threads and processes.
+
+        While the lock is held, no other thread or process changes records or deletes versions.
         """
         return lock_file(self._root / "lock")
 
     def records(self) -> dict[str, Record]:
-        """Return all records by name. Unreadable records are moved to quarantine and left out;
-        `has_bad_records` then returns True.
+        """Return all records by name.
+
+        Unreadable records are moved to quarantine and omitted. `has_bad_records` then returns True.
         """
         records: dict[str, Record] = {}
         for path in self._names.glob("*.json"):
@@ -183,8 +186,8 @@ class Disk:
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         write_durably(path, [content])
-        # Remove the name's unreadable record from quarantine. An error is ignored: the new record
-        # is already stored, and the leftover only delays the deletion of unused versions.
+        # Remove an unreadable record of the same name from quarantine. Ignore an error: the new
+        # record is stored, and the leftover file only delays the deletion of unused versions.
         with contextlib.suppress(OSError):
             (self._quarantine / path.name).unlink(missing_ok=True)
 
@@ -193,8 +196,9 @@ class Disk:
         return _identity(self._names.stat())
 
     def has_bad_records(self) -> bool:
-        """Return True if a record is in quarantine. The versions that it names are unknown, so any
-        version may be in use.
+        """Return True if there are unreadable records.
+
+        Such a record may refer to any version, so no version may be deleted.
         """
         return self._has_unmovable_file or any(self._quarantine.glob("*.json"))
 
@@ -229,15 +233,15 @@ class Disk:
         target = self._quarantine / path.name
         try:
             path.replace(target)
-            # Move the file back if it is not the damaged one: another process may have replaced the
-            # damaged file by a good one since it was read.
+            # Move the file back if another process has replaced the damaged file by an intact file
+            # in the meantime.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
         except FileNotFoundError:
             pass
         except OSError:
-            # The disk is probably read-only: remember the bad file, and continue to read the other
-            # files.
+            # The disk is probably read-only. Record that there is a bad file, and continue to read
+            # the other files.
             self._has_unmovable_file = True
 
 
@@ -253,11 +257,11 @@ def _checksum(value: dict[str, Any]) -> str:
 def lock_file(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, against other processes and threads.
 
-    On a disk that the kernel remounted read-only after an error, the existing lock file is opened
-    for reading and locked. Records can then still be read.
+    If the disk is read-only, for example because the kernel has remounted it after an error, the
+    existing lock file is opened for reading and locked. Records can then still be read.
     """
     try:
-        # Open for writing: NFS grants exclusive locks only on such files.
+        # Open the file for writing, because NFS grants exclusive locks only on writable files.
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES):
@@ -271,8 +275,9 @@ def lock_file(path: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Replace a file atomically with the content `chunks`. On an error, the old file remains
-    unchanged and no temporary file is left.
+    """Replace a file atomically by a new file with the content `chunks`, synced to the disk.
+
+    If this fails, the old file remains unchanged and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     folder = os.open(path.parent, os.O_RDONLY)
@@ -286,8 +291,8 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         try:
             os.fsync(folder)
         except OSError as error:
-            # Log the error and continue: all processes see the new file already, and only a power
-            # failure could restore the old one.
+            # Log the error and continue: all processes already see the new file. Only a power
+            # failure could restore the old file.
             _LOG.error("%s may not outlast a loss of power: %s", path, error)
     except BaseException:
         with contextlib.suppress(OSError):

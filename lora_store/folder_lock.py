@@ -1,4 +1,4 @@
-"""Lock file with which one process of a machine reserves a folder.
+"""Lock file with which one process of a machine gets exclusive use of a folder.
 
 The kernel releases the lock when the process ends, even if it is killed. The file remains.
 """
@@ -11,11 +11,12 @@ from pathlib import Path
 
 
 class FolderLock:
-    """Exclusive lock on one file, not held at first. Methods raise `OSError`."""
+    """Exclusive lock on a file. Initially, the lock is not held. Methods raise `OSError`."""
 
     def __init__(self, path: Path, *, mode: int = 0o666) -> None:
-        """Use the lock file `path`. `mode` is the permission mode if the file is created: each user
-        who may open the file may lock it.
+        """Use the lock file `path`, which is created by `take` if it does not exist.
+
+        `mode` is the permission mode of a new file. Each user who may open the file may lock it.
         """
         self._path = path
         self._mode = mode
@@ -41,7 +42,7 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Release the lock, so that another process can take it. Do nothing if it is not held."""
+        """Release the lock. Do nothing if this process does not hold the lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

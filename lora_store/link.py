@@ -1,4 +1,4 @@
-"""Thread pools for blocking work on disk and Redis, and the state of the connection to Redis."""
+"""Thread pools for blocking work on disk and in Redis, and the state of the Redis connection."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ _T = TypeVar("_T")
 
 
 class Link:
-    """Executor of blocking work for all parts of one store.
+    """Executor of blocking work on disk and Redis, for all components of one store.
 
-    The argument `redis` is None if the store has no Redis.
-
-    While Redis is known to be down, only `probe` sends commands to Redis. `call` fails at once, and
-    `call_or_run` runs without Redis at once.
+    `redis` is None for a store without Redis. While Redis is known to be down, only `probe` sends
+    commands to Redis: `call` fails at once, and `call_or_run` runs without Redis at once.
     """
 
     def __init__(self, redis: RedisTier | None, stats: StoreStats) -> None:
@@ -33,8 +31,8 @@ class Link:
         self.failure = ""
         """Reason why Redis cannot be used; empty while Redis can be used."""
         self._disk_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-disk")
-        # Redis gets threads of its own, so work on the disk does not wait for a Redis that does not
-        # answer.
+        # Use separate threads for Redis, so that work on the disk does not wait for a Redis that
+        # does not answer.
         self._redis_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-redis")
 
     @property
@@ -44,18 +42,20 @@ class Link:
 
     @property
     def redis(self) -> RedisTier | None:
-        """Redis tier, or None if there is none or its last command found Redis down."""
+        """The Redis tier; None without Redis, or if Redis was down at the last command."""
         return self._redis if self._stats.redis_up else None
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a disk thread and return its result. Raise `StoreError` in place of an
-        `OSError`.
+        """Run `work` in a thread for disk work, and return its result.
+
+        An `OSError` is converted to a `StoreError`.
         """
         return await _run(self._disk_threads, work)
 
     async def call(self, work: Callable[[RedisTier], _T]) -> _T:
-        """Run `work` with Redis in a thread and return its result. Raise `StoreUnavailable` at once
-        if Redis is known to be down.
+        """Run `work` with the Redis tier in a thread, and return its result.
+
+        Raise `StoreUnavailable` at once if Redis is known to be down.
         """
         redis = self.redis
         if redis is None:
@@ -63,8 +63,9 @@ class Link:
         return await self._run_counted(lambda: self._call_if_up(redis, work))
 
     async def call_or_run(self, work: Callable[[RedisTier | None], _T]) -> _T:
-        """Run `work` with Redis and return its result. If Redis is down or refuses, run `work`
-        again with None in place of Redis.
+        """Run `work` with the Redis tier, and return its result.
+
+        If Redis is down or refuses a command, run `work` again with None as its argument.
         """
         if self.redis is not None:
             try:
@@ -74,7 +75,10 @@ class Link:
         return await self.run(lambda: work(None))
 
     async def probe(self, work: Callable[[RedisTier], _T]) -> _T | None:
-        """Run `work` with Redis even if Redis was down last time. Return None on failure."""
+        """Run `work` with the Redis tier, even if Redis was down last time.
+
+        Return None if this fails.
+        """
         if self._redis is None:
             return None
         try:
@@ -92,9 +96,9 @@ class Link:
             self._redis.close()
 
     def _call_if_up(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
-        """Run `work` unless Redis went down while the caller waited for a thread.
+        """Run `work`, unless Redis has become unavailable while the caller waited for a thread.
 
-        Without this check, each of several waiting callers would wait for another timeout.
+        Without this check, several waiting callers would wait for one timeout each.
         """
         if not self._stats.redis_up:
             raise StoreUnavailable("Redis is not there")

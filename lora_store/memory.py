@@ -1,4 +1,4 @@
-"""The memory tier: a cache of recently used adapters, bounded in bytes.
+"""Cache of recently used adapter versions in memory, with a limit in bytes.
 
 See decision 060 in docs/decisions.
 """
@@ -13,8 +13,9 @@ from adapters.adapter import Converted
 class MemoryTier:
     """Least recently used cache of adapter versions. A version larger than the limit is not stored.
 
-    The bytes are in this process' memory, so changes to files do not affect them. A version that is
-    dropped while a request sends it stays in memory until that request ends, outside the limit.
+    The cache stores copies, so changes of files do not affect it. If a version is dropped while a
+    request uploads it, the version remains in memory until that request ends, in addition to the
+    limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:

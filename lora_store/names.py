@@ -1,7 +1,7 @@
-"""Records on disk and in Redis: merging the copies, and changing one record. All functions block.
+"""Merging of the record copies on disk and in Redis, and changes of a record. Functions block.
 
-`known` holds the records in this process' memory, as a third copy. If Redis accepted a change and
-lost it while the disk was full, only `known` still has the change.
+The argument `known` is a third copy: the records in this process' memory. If the disk was full
+when Redis accepted a change, and Redis then lost the change, only `known` still has it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class SyncResult:
     Attributes:
         records: the merged records, by name.
         position: epoch and revision in Redis before merging; None without Redis.
-        unwritten: names whose record could not be written to this disk, with the error.
-        unreadable: names whose record in Redis this release cannot parse.
-        unshared: names whose record Redis lacks, because Redis refuses writes now.
-        refusal: the error with which Redis refused writes; None if it did not.
+        unwritten: errors by name, for records that could not be written to this disk.
+        unreadable: names of records in Redis that this release cannot parse.
+        unshared: names of records that Redis lacks, because Redis refuses writes now.
+        refusal: the error with which Redis refused writes; None if Redis did not refuse writes.
     """
 
     records: dict[str, Record]
@@ -42,9 +42,9 @@ class SyncResult:
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
-    """A record after a change.
+    """Result of a change of a record.
 
-    If both errors are set, it is unknown whether the change was made.
+    If both errors are set, it is unknown whether the change was stored.
 
     Attributes:
         record: the changed record.
@@ -60,7 +60,7 @@ class ChangeResult:
 
 
 def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> SyncResult:
-    """Merge the copies of every record on disk, in Redis and in `known`, and update disk and Redis.
+    """Merge all records from the disk, Redis and `known`. Write the result to disk and Redis.
 
     A record in Redis that cannot be parsed is left unchanged, because a newer release may have
     written it.
@@ -86,8 +86,8 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
                 continue
             try:
                 if refusal is None:
-                    # The result of `swap` is ignored: if another process changed the record first,
-                    # its notice starts the next sync.
+                    # Ignore the result of `swap`: if another process has changed the record first,
+                    # the notice of that change starts another sync.
                     redis.swap(found, record)
             except WritesRefused as error:
                 refusal = error
@@ -101,12 +101,17 @@ def change(
 ) -> ChangeResult:
     """Change one record atomically.
 
-    `change` maps the current record, or None, to the new record.
+    A change is effective if Redis has accepted it, even if this disk cannot store it. Without
+    Redis, it is effective if the disk has stored it. If an exception is raised, nothing was
+    changed. If the record in Redis cannot be parsed, it is replaced, because this change was
+    requested explicitly.
 
-    A change that Redis accepted is in force, even if this disk cannot store it. Without Redis, a
-    change that the disk stored is in force. If an exception is raised, nothing changed. A record in
-    Redis that cannot be parsed is replaced, because the change of this name was requested
-    explicitly.
+    Args:
+        disk: the disk.
+        redis: the Redis tier; None without Redis.
+        name: name of the record.
+        change: returns the new record, given the current record or None.
+        known: the record in this process' memory, if any.
     """
     with disk.lock():
         for _ in range(_SWAP_TRIES):
@@ -123,8 +128,8 @@ def change(
                 if not redis.swap(stored, record):
                     continue
             except StoreUnavailable as error:
-                # Do not retry, because Redis may have accepted the change. If Redis lacks it, the
-                # next sync copies it there from the disk.
+                # Do not retry, because Redis may have accepted the change. If Redis has not, the
+                # next sync copies the change from the disk to Redis.
                 return ChangeResult(record, redis_error=error, disk_error=_write(disk, record))
             return ChangeResult(record, shared=True, disk_error=_write(disk, record))
     raise StoreError(f"adapter {name} is being changed by others all the time")

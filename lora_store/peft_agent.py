@@ -1,9 +1,9 @@
-"""Agent on a Triton's machine: copies the adapter versions that Redis names to that machine's disk,
-and reports the copies to gateways.
+"""Agent on a Triton's machine, which copies adapter versions from Redis to that machine's disk.
 
-The agent connects to Redis only. Redis stores names, tensors and the base model, and gateways
-restore what Redis lost. Requests do not influence the agent. While Redis is down, or has just lost
-its data, the agent leaves the disk unchanged and engines continue to use it.
+The agent reports the copies to gateways through Redis; it has no other connections. Redis has the
+records, the tensors and the base model. If Redis loses data, gateways restore it. Requests of
+clients do not influence the agent. While Redis is down, or has just lost its data, the agent leaves
+the disk unchanged, and engines continue to read adapters from it.
 
 See decision 030 in docs/decisions.
 """
@@ -30,16 +30,16 @@ _LOG = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 _POLL_INTERVAL_S = 0.5
-# Wait after a start, an outage or a data loss of Redis, until all names and gateways are in Redis
-# again. Nothing is removed before.
+# Time after a start, an outage or a data loss of Redis in which nothing is removed: records and
+# gateways may not be in Redis again yet.
 _SETTLE_S = 30.0
 _FORGET_S = 3600.0
 
 
 class Agent:
-    """Agent that fills one folder.
+    """Agent that manages the adapter versions in one folder.
 
-    `run` blocks. If another process already fills the folder, `run` waits until that process ends.
+    `run` blocks. If another process already manages the folder, `run` waits for that process' end.
     """
 
     def __init__(
@@ -59,17 +59,16 @@ class Agent:
 
         Args:
             folders: the folder.
-            tier: the versions and names in Redis.
-            notices: reports in Redis.
-            replicas: endpoints of the Tritons that read the folder, as gateways write them,
-                ``host:port``.
+            tier: the versions and records in Redis.
+            notices: the reports of agents and gateways in Redis.
+            replicas: endpoints (``host:port``) of the Tritons that read the folder, exactly as in
+                the gateways' configuration.
             path: path of the folder in the replicas' file system.
-            max_bytes: limit of the folder's size.
-            grace_s: seconds for which a version remains after its last name was removed, and for
-                which a gateway without new reports counts as using its versions.
+            max_bytes: maximum size of the folder in bytes.
+            grace_s: seconds for which a version remains after no record refers to it any longer.
+                Also the seconds for which the last report of a silent gateway remains valid.
             settle_s: seconds after a start or outage in which nothing is removed.
-            limits: largest rank and LoRA modules that the engine supports; None for no known
-                limits.
+            limits: largest rank and LoRA modules that the engine supports; None if unknown.
         """
         self._folders = folders
         self._tier = tier
@@ -93,7 +92,7 @@ class Agent:
         self._publish_lock = threading.Lock()
 
     def run(self, ended: threading.Event) -> None:
-        """Run until `ended` is set. The files remain, and gateways continue to use the files."""
+        """Run until `ended` is set. The files remain on the disk, and engines may use them."""
         waited = False
         while not self._folders.take():
             if not waited:
@@ -129,8 +128,8 @@ class Agent:
                 self._is_redis_down = True
             self._settled_at = time.monotonic() + self._settle_s
             return False
-        # Remove nothing while a name is unreadable: a newer release may have written it, and it may
-        # refer to any version.
+        # Remove nothing while a record is unreadable: a newer release may have written it, and it
+        # may refer to any version.
         sure = not self._unreadable and time.monotonic() >= self._settled_at
         try:
             acted = keeper.act(self._wanted, self._fetch, base, self._is_unused if sure else None)
@@ -143,7 +142,7 @@ class Agent:
         return acted
 
     def _poll(self) -> None:
-        """Read from Redis the names, and which versions gateways use."""
+        """Read the records, and the versions that gateways use, from Redis."""
         position = self._tier.position()
         if position != self._position:
             position, stored = self._tier.records()
@@ -152,8 +151,8 @@ class Agent:
             records = [each.record for each in stored.values() if each.record is not None]
             self._unreadable = len(records) < len(stored)
             if position[0] is None:
-                # Ignore the missing names of an empty Redis, which has lost its data or was never
-                # used.
+                # Ignore an empty Redis, which has lost its data or was never used. Do not treat its
+                # records as removed.
                 self._unreadable = True
             else:
                 self._wanted = list_wanted(records)
@@ -163,8 +162,10 @@ class Agent:
             self._notices.forget_gateway(gateway)
 
     def _is_unused(self, digest: str, revision: int) -> bool:
-        """Return True if every gateway has seen the agent's `revision` and does not use the version
-        on this agent's replicas.
+        """Return True if no gateway uses or will use a version on this agent's replicas.
+
+        Each gateway must have read this agent's report with `revision`, in which the version is no
+        longer available.
         """
         for named in self._gateways.recent().values():
             boot, seen = named.seen.get(self._id, ("", 0))
@@ -208,8 +209,8 @@ class Agent:
     def _beat(self, ended: threading.Event) -> None:
         """Publish the agent's state every `BEAT_S` seconds.
 
-        This runs in a thread of its own, because writing one version may take longer than the
-        gateways' timeout for agents.
+        Runs in a separate thread, because writing one version may take longer than the time after
+        which gateways consider a silent agent gone.
         """
         while True:
             self._publish()

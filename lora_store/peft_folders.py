@@ -1,13 +1,13 @@
-"""Folder of adapter versions that an engine reads and one process writes.
+"""Folder of adapter versions (PEFT files) that one process writes and engines read.
 
 ``<weights digest>/``     ``adapter_config.json`` and ``adapter_model.safetensors``, never changed
-``.<digest>.<hex>.tmp/``  being written, or left by a killed process
-``.<digest>.<hex>.gone/`` being removed
+``.<digest>.<hex>.tmp/``  version that is being written, or was left by a killed process
+``.<digest>.<hex>.gone/`` version that is being removed
 ``.lock``                 held (flock) by the process that writes and removes
 
-The writer renames a version to its final name after all files are synced, and renames it back to a
-temporary name before it deletes a file. Readers therefore never find an incomplete version, even if
-the writer was killed.
+The writing process renames a version to its final name after all files are synced. Before it
+deletes files of a version, it renames the version to a temporary name. Readers therefore never find
+an incomplete version, even if the writing process was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from adapters.record import is_digest
 from lora_store.folder_lock import FolderLock
 
 if TYPE_CHECKING:
-    # This module imports numpy, and processes that only list folders need not load numpy.
+    # Import only for type checking: this module imports numpy, which most processes do not need.
     from adapters.peft_files import PeftFiles
 
 _FILES = (peft.CONFIG, peft.WEIGHTS)
@@ -64,7 +64,10 @@ class PeftFolders:
         return (self._root / digest).is_dir()
 
     def put(self, digest: str, files: PeftFiles) -> None:
-        """Write a version. Leave no files on an error. Only the writing process may do this."""
+        """Write a version. Only the writing process may call this.
+
+        If writing fails, the incomplete files are removed.
+        """
         temporary = self._temporary_path(digest, "tmp")
         temporary.mkdir()
         try:
@@ -89,8 +92,8 @@ class PeftFolders:
     def _sweep(self) -> None:
         for ending in ("tmp", "gone"):
             for path in self._root.glob(f".*.{ending}"):
-                # Ignore errors: on NFS, a file that is still open leaves a .nfs file behind. The
-                # next start removes that folder.
+                # Ignore errors: on NFS, a file that is still open leaves a .nfs file behind, so the
+                # folder cannot be removed now. The next start removes it.
                 shutil.rmtree(path, ignore_errors=True)
 
     def _temporary_path(self, digest: str, ending: str) -> Path:

@@ -1,13 +1,13 @@
 """Management of the adapter versions on an engine's disk, within a size limit.
 
-The list of wanted versions depends on the records only, not on requests. First come the versions
-that names serve now, the most recently changed first. Older versions, which can be requested by
-digest, follow. As many as fit are stored.
+The wanted versions are listed by priority. The list depends only on the records, not on requests.
+First are the versions that are served now, the most recently changed records first. Then follow
+older versions, which can be requested by digest. As many versions as fit are stored.
 
-A version is removed in two steps. First it is withdrawn: the agent reports it as no longer
-available. Once every gateway has seen that report and runs no request with the version, the version
-is deleted. A version is withdrawn when no record has named it for `grace_s` seconds, or when a
-version earlier in the list needs the space.
+A version is removed in two steps. First it is withdrawn: the agent reports that it is no longer
+available. When each gateway has read that report and runs no request with the version, the version
+is deleted. A version is withdrawn if no record has referred to it for `grace_s` seconds, or if a
+version with a higher priority needs the space.
 
 See decisions 028 and 029 in docs/decisions.
 """
@@ -37,7 +37,7 @@ _RESCAN_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedVersion:
-    """A version that the folder should hold.
+    """A version that should be in the folder.
 
     Attributes:
         digest: digest of the version's weights.
@@ -57,29 +57,28 @@ class WantedVersion:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """LoRA limits that an engine was loaded with; None stands for unknown. Modules have
-    TensorRT-LLM's names.
+    """LoRA limits of an engine. A limit is None if it is unknown.
+
+    Modules have TensorRT-LLM's names.
     """
 
     max_rank: int | None = None
     modules: frozenset[str] | None = None
 
     def find_problem(self, wanted: WantedVersion) -> str | None:
-        """Return why the engine would fail requests for this version. Return None if it can run the
-        version.
-        """
+        """Return the reason why the engine cannot run this version. Return None if it can."""
         if self.max_rank is not None and wanted.rank > self.max_rank:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
         surely = wanted.modules
         if self._find_unsupported(_QKV) != _QKV:
-            # Do not refuse because of q, k or v yet: some of these rows may be zeros that were
-            # added for the C++ runtime. `find_module_problem` checks again once the PEFT files
-            # exist.
+            # Do not refuse the version because of q, k or v now: some of these modules may be zeros
+            # that were added for the C++ runtime. `find_module_problem` checks again when the PEFT
+            # files exist.
             surely -= _QKV
         return self.find_module_problem(surely)
 
     def find_module_problem(self, modules: frozenset[str]) -> str | None:
-        """Return why the engine cannot run these modules of PEFT files. Return None if it can."""
+        """Return the reason why the engine cannot run these modules. Return None if it can."""
         if self.modules is None or not (more := self._find_unsupported(modules)):
             return None
         return (
@@ -95,7 +94,7 @@ class EngineLimits:
 
 
 def list_wanted(records: Iterable[Record]) -> list[WantedVersion]:
-    """Return all versions of these records, the ones to store first at the front."""
+    """Return all versions of these records, in descending order of priority."""
     live = sorted((r for r in records if not r.is_removed), key=lambda r: r.updated, reverse=True)
     served = [record.version for record in live]
     older = [v for record in live for v in record.versions if v.digest != record.served]
@@ -115,9 +114,9 @@ _ANY = EngineLimits()
 
 
 class PeftDiskManager:
-    """Manager that stores and removes versions in a folder. It must be used from one thread.
+    """Manager that stores and removes versions in a folder. Use an instance in one thread only.
 
-    `revision` grows with each change of `available`, `lacks` or `refused`.
+    `revision` is a number that grows with each change of `available`, `lacks` or `refused`.
     """
 
     def __init__(
@@ -140,17 +139,17 @@ class PeftDiskManager:
         self._unnamed: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._retry: dict[str, tuple[float, str]] = {}
-        # Time of the next write of any version after the disk failed, for example because it is
-        # full. The pause before it grows.
+        # Earliest time of the next write after the disk has failed, for example because it is full.
+        # `_disk_pause_s` is the pause before that time, which grows with each failure.
         self._disk_retry = -math.inf
         self._disk_pause_s = 0.0
         self.revision = 0
         self.lacks: Mapping[str, str] = {}
-        """For each wanted version that is missing and cannot be stored now: the reason, by digest.
-        """
+        """Reasons by digest, for wanted versions that are missing and cannot be stored now."""
         self.refused: dict[str, str] = {}
-        """For each wanted version that cannot be written as PEFT files, or that the engine cannot
-        run: the reason, by digest.
+        """Reasons by digest, for wanted versions that will never be stored.
+
+        These versions cannot be written as PEFT files, or the engine cannot run them.
         """
         self._too_many: frozenset[str] = frozenset()
         self._rescan()
@@ -172,19 +171,21 @@ class PeftDiskManager:
         base: BaseModel | None,
         unused: Callable[[str, int], bool] | None,
     ) -> bool:
-        """Store, withdraw or remove at most one set of versions. Return False if nothing was done.
+        """Perform at most one action: store or remove a version, or withdraw several versions.
+
+        Return False if there was nothing to do.
 
         Args:
-            wanted: the wanted versions, the most wanted first.
+            wanted: the wanted versions, in descending order of priority.
             fetch: returns a version by digest; raises StoreError if the version is not available
                 now.
-            base: the base model; while it is None, no version is written.
-            unused: called with a digest and a revision; returns True if every gateway has seen the
-                revision and none uses the version. While `unused` is None, nothing is withdrawn or
-                removed.
+            base: the base model; None if it is unknown, in which case no version is written.
+            unused: called with a digest and a revision; returns True if every gateway has read the
+                report with that revision, and no gateway uses the version. If `unused` is None,
+                nothing is withdrawn or removed.
 
         Raises:
-            OSError: the folder fails.
+            OSError: the folder cannot be read or written.
         """
         acted = self._act(wanted, fetch, base, unused)
         lacks = self._find_lacking(wanted)
@@ -226,8 +227,9 @@ class PeftDiskManager:
         return False
 
     def _rescan(self) -> None:
-        """List the folder again every `_RESCAN_INTERVAL_S` seconds, because others may remove
-        versions.
+        """List the folder, at most once per `_RESCAN_INTERVAL_S` seconds.
+
+        Repeated listing is necessary because an operator may remove versions.
         """
         now = self._clock()
         if now - self._scanned_at < _RESCAN_INTERVAL_S:
@@ -246,8 +248,9 @@ class PeftDiskManager:
         return self._max_bytes is None or self.nbytes + nbytes <= self._max_bytes
 
     def _select_target(self, wanted: list[WantedVersion]) -> Mapping[str, WantedVersion]:
-        """Return the wanted versions that fit into `max_bytes`, by digest, in the order of
-        `wanted`.
+        """Return the wanted versions that fit into `max_bytes`, by digest.
+
+        Versions are selected in the order of `wanted`.
         """
         target: dict[str, WantedVersion] = {}
         left = self._max_bytes
@@ -317,7 +320,7 @@ class PeftDiskManager:
         if self._max_bytes is None:
             return leave
         needed = 0 if missing is None else self._size(missing)
-        # Count the space of withdrawn versions as free, because they will be deleted anyway.
+        # Count the space of withdrawn versions as free, because they will be deleted.
         going = [*self._withdrawn, *leave]
         room = self._max_bytes - self.nbytes + sum(self._stored[digest] for digest in going)
         order = {each.digest: index for index, each in enumerate(wanted)}
@@ -333,8 +336,7 @@ class PeftDiskManager:
     def _load(
         self, each: WantedVersion, fetch: Callable[[str], Converted], base: BaseModel
     ) -> bool:
-        # Import here: this module needs numpy, and processes that only list folders need not load
-        # numpy.
+        # Import this module only here: it needs numpy, which most processes do not need.
         from adapters.peft_files import peft_files  # noqa: PLC0415
 
         try:

@@ -1,15 +1,15 @@
-"""Reports through Redis: agents report the versions that they store, gateways the versions in use.
+"""Reports in Redis: agents report the versions that they store, gateways the versions in use.
 
 Keys, below the store's prefix (each command uses one key):
 
 ``<prefix>:peft:base``      the base model that versions were converted for (`base_model_json`)
-``<prefix>:peft:beats``     hash: by agent, text that is different with every report
-``<prefix>:peft:agents``    hash: by agent, its versions (`AgentState`)
-``<prefix>:peft:gateways``  hash: by gateway, versions that it may have named (`GatewayState`)
+``<prefix>:peft:beats``     hash: by agent, text that changes with every report
+``<prefix>:peft:agents``    hash: by agent, the agent's versions (`AgentState`)
+``<prefix>:peft:gateways``  hash: by gateway, the versions in use (`GatewayState`)
 
-Clocks of different machines are never compared. A reader measures with its own clock how long a
-value has been unchanged. If that is too long, it treats the agent or gateway that wrote the value
-as gone.
+The clocks of different machines are never compared. A reader measures the time since the last
+change of a value with its own clock. If a value has not changed for too long, the reader considers
+the agent or gateway that wrote it gone.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """Report of one agent: its versions for `replicas` (``host:port``), below `path` in the
-    replicas' file system.
+    """Report of one agent.
 
-    `boot` is a random value drawn at the agent's start; `revision` grows with each change after
-    that. `holds` has the digests of the available versions. `refused` maps the versions that the
-    agent will never store to the reasons, `lacks` those that it cannot store now. Earlier releases
-    report no `lacks`.
+    Attributes:
+        boot: random value that is drawn at the agent's start.
+        revision: number that grows with each change since the agent's start.
+        replicas: endpoints (``host:port``) of the replicas that read the agent's folder.
+        path: path of the agent's folder in the replicas' file system.
+        holds: digests of the available versions.
+        refused: reasons by digest, for versions that the agent will never store.
+        lacks: reasons by digest, for versions that the agent cannot store now. Empty in reports of
+            earlier releases.
     """
 
     boot: str
@@ -58,10 +62,12 @@ class AgentState:
 class GatewayState:
     """Report of one gateway.
 
-    `in_use` has, by digest of a version, the replicas (``host:port``) that run requests with it.
-    `seen` has, by agent, the boot and revision of the last state that the gateway has read. The
-    gateway starts no request with a version that is not available by those states. `beat` is
-    different with every report.
+    Attributes:
+        beat: number that changes with every report.
+        seen: boot and revision of the last report that the gateway has read, by agent. The gateway
+            does not start requests with versions that are unavailable according to these reports.
+        in_use: endpoints (``host:port``) of the replicas that run requests with a version, by the
+            version's digest.
     """
 
     beat: int
@@ -105,14 +111,15 @@ class PeftNotices:
         }
         with use(self._primary) as client:
             client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
-            # Write this key last: readers that see this value change then read the state, which
-            # must be there already.
+            # Write this key last: when readers find that this value has changed, they read the
+            # state, which must already be stored.
             told = f"{held.boot} {held.revision} {beat}"
             client.hset(f"{self._prefix}:beats", agent, told)
 
     def read_beats(self) -> dict[str, str]:
-        """Return for each agent the text "<boot> <revision> <random value>", which changes with
-        every report.
+        """Return the text "<boot> <revision> <random value>" of each agent.
+
+        The text changes with every report.
         """
         return {agent: _decode(raw) for agent, raw in self._read_hash("beats").items()}
 
@@ -135,9 +142,8 @@ class PeftNotices:
     def read_gateway_states(self) -> dict[str, GatewayState]:
         """Return the state of each gateway.
 
-        For an unreadable state, the returned state has seen no report of any agent. No withdrawn
-        version is deleted while that gateway continues to report. `refusals` logs the unreadable
-        value.
+        An unreadable state is logged by `refusals`, and replaced by a state with an empty `seen`.
+        No agent then deletes a withdrawn version while that gateway continues to report.
         """
         found = {}
         for gateway, raw in self._read_hash("gateways").items():
@@ -172,9 +178,7 @@ class PeftNotices:
 
 
 class Heartbeats(Generic[T]):
-    """Values that agents or gateways report repeatedly, by name, with the time of each value's last
-    change.
-    """
+    """Last reports of agents or gateways, by name, with the time of each report's last change."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -182,11 +186,13 @@ class Heartbeats(Generic[T]):
         self._dropped: dict[str, T] = {}
 
     def update(self, values: Mapping[str, T]) -> None:
-        """Record the values that were read now. A known name that is missing in `values` is
-        retained, because Redis may have lost it.
+        """Record the values that were just read from Redis.
+
+        The old value of a name that is missing in `values` is retained, because Redis may have lost
+        it.
         """
         now = self._clock()
-        # A dropped value that is still reported unchanged remains dropped.
+        # Forget a dropped value when it has changed. While it is unchanged, it remains dropped.
         self._dropped = {who: old for who, old in self._dropped.items() if values.get(who) == old}
         for who, value in values.items():
             known = who in self._dropped or (who in self._values and self._values[who][0] == value)
@@ -194,7 +200,7 @@ class Heartbeats(Generic[T]):
                 self._values[who] = value, now
 
     def drop(self, older_than_s: float) -> list[str]:
-        """Drop values that have not changed for `older_than_s`, and return their names."""
+        """Drop values that have not changed for `older_than_s` seconds. Return their names."""
         since = self._clock() - older_than_s
         gone = [who for who, (_, heard) in self._values.items() if heard < since]
         for who in gone:

@@ -1,9 +1,9 @@
-"""Client of the primary, the Redis server that accepts writes, and classification of Redis errors.
+"""Client of the primary (the Redis server that accepts writes), and classification of Redis errors.
 
-All code of the project that uses Redis goes through this module. After a failover, an address (of a
-Service, a proxy or in DNS) may lead to another server, while connections to the demoted server
-remain open. A client is therefore dropped as soon as its server is found not to be the primary. The
-next use connects again. `lora_store.redis_role` asks servers for their role.
+All code of the project uses Redis through this module. After a failover, an address (of a Service,
+a proxy or in DNS) may lead to another server, while connections to the old primary remain open. A
+client is therefore dropped as soon as its server is no longer the primary, and the next use
+connects again. `lora_store.redis_role` asks servers for their role.
 
 See decision 079 in docs/decisions.
 """
@@ -36,8 +36,8 @@ _REFUSED = {
     "OOM": "it has no memory left (maxmemory) and takes no writes",
     "MISCONF": "it cannot save its data to its disk and takes no writes",
 }
-# Error codes by redis-py's exception class: redis-py removes the code from the text of these
-# errors.
+# Error codes by the name of redis-py's exception class. redis-py removes the code from the texts of
+# these errors.
 _CODE_BY_CLASS = {
     "ReadOnlyError": "READONLY",
     "MasterDownError": "MASTERDOWN",
@@ -45,8 +45,8 @@ _CODE_BY_CLASS = {
     "ClusterDownError": "CLUSTERDOWN",
     "OutOfMemoryError": "OOM",
 }
-# Error code at the beginning of a message, after optional prefixes. redis-py adds a prefix to the
-# errors of commands in a pipeline, and Redis before 7 to those of commands in a script.
+# Matches the error code in a message, after optional prefixes. redis-py adds a prefix to errors in
+# a pipeline, and Redis before version 7 adds a prefix to errors in a script.
 _CODE = re.compile(
     r"(?:Command # \d+ \(.*\) of pipeline caused error: )?"
     r"(?:Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?)?"
@@ -56,16 +56,16 @@ _CODE = re.compile(
 
 
 class RedisUnavailable(Exception):
-    """Error if no Redis server that accepts writes can be used. The message has no addresses or
-    passwords.
+    """No Redis server that accepts writes can be used.
+
+    The message contains no addresses and no passwords.
     """
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an error that the server sent, such as "OOM", also if it occurred in a
-    script.
+    """Return the code of an error from the Redis server, such as "OOM". Return "" for other errors.
 
-    Return "" for other errors.
+    The code is also found if the error occurred in a script.
     """
     code = _CODE_BY_CLASS.get(type(error).__name__)
     if code is not None:
@@ -113,7 +113,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def refuses_writes(error: BaseException) -> bool:
-    """Return True if the error means that the server answers reads but refuses all writes."""
+    """Return True if the error means that the server refuses all writes but answers reads."""
     return code_of(error) in _REFUSED
 
 
@@ -124,10 +124,15 @@ def failure_types() -> tuple[type[Exception], ...]:
 
 @dataclass(eq=False)
 class _SharedClient:
-    """A redis-py client that threads share. `users` is the number of threads that use it now.
+    """A redis-py client that threads share.
 
-    `connections` has the client's connections, as far as they are known. `check_due` is the
-    monotonic time from which the roles of idle connections must be checked again.
+    Attributes:
+        client: the client.
+        connections: the client's connections; empty for a cluster.
+        users: number of threads that use the client now.
+        is_dropped: True if the client must be closed when no thread uses it any longer.
+        is_checked_now: True while a thread checks the roles of idle connections.
+        check_due: monotonic time at which this check is due again.
     """
 
     client: Any
@@ -139,7 +144,7 @@ class _SharedClient:
 
 
 class Primary:
-    """Holder of the current client, which is created on first use. Thread-safe."""
+    """Shared client of the current primary. The client is created on first use. Thread-safe."""
 
     def __init__(
         self, url: RedisUrl, timeout_s: float, *, connect_timeout_s: float | None = None
@@ -148,13 +153,12 @@ class Primary:
 
         Args:
             url: the server, the sentinels or the cluster.
-            timeout_s: seconds that each command may take at one server.
-            connect_timeout_s: seconds that each connect may take; None stands for `timeout_s`.
+            timeout_s: timeout of each command at one server, in seconds.
+            connect_timeout_s: timeout of each connect, in seconds; None to use `timeout_s`.
         """
         self.url = url
         self.generation = 0
-        """Number of clients created so far. Each client may use another server than the one before.
-        """
+        """Number of clients created so far. A new client may use a different server."""
         self._timeout_s = timeout_s
         self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         self._lock = threading.Condition()
@@ -164,9 +168,9 @@ class Primary:
     def use(self) -> Iterator[Any]:
         """Return a context manager that provides the current client.
 
-        If a command in the context shows that the server is unavailable or demoted, the client is
-        dropped, so that the next use creates another. If the server only lacks replicas, it is
-        still the primary, and the client is retained.
+        If a command in the context fails because the server is unavailable or demoted, the client
+        is dropped, and the next use creates a new client. If the command fails only because the
+        server has too few replicas, the client is retained: the server is still the primary.
 
         Raises:
             RedisUnavailable: the server is down, or is not a primary that accepts writes.
@@ -190,16 +194,18 @@ class Primary:
                 self._give_back(held)
 
     def close(self) -> None:
-        """Close the current client as soon as no thread uses it. The next use creates another."""
+        """Close the current client when no thread uses it any longer.
+
+        The next use creates a new client.
+        """
         if (held := self._shared) is not None:
             self._drop(held)
 
     def _take(self) -> tuple[_SharedClient, bool]:
-        """Return (client, is_due). If `is_due` is True, the caller must check the client's idle
-        connections.
+        """Return (client, is_due). If `is_due`, the caller must check the idle connections.
 
-        Wait while another thread checks the connections. The pool is empty during the check, so
-        each caller would add a connection to the pool.
+        Waits while another thread checks the connections. That thread takes all connections out of
+        the pool, so other threads would open additional connections.
         """
         with self._lock:
             self._lock.wait_for(lambda: self._shared is None or not self._shared.is_checked_now)
@@ -251,9 +257,9 @@ class Primary:
 def _check_idle(held: _SharedClient) -> None:
     """Check the server's role on each idle connection.
 
-    A pool reuses the connection that was used last. After a failover, the other connections may
-    lead to the old server, and without this check the failover would remain unnoticed until one of
-    them is used.
+    A pool reuses the connection that was used last. After a failover, other connections of the pool
+    may still lead to the old server. Without this check, this would be detected only when one of
+    these connections is used.
     """
     if not held.connections:
         return
@@ -271,12 +277,11 @@ def _check_idle(held: _SharedClient) -> None:
 
 @contextlib.contextmanager
 def write_verified(client: Any) -> Iterator[Any]:
-    """Return a context manager that provides a client with one connection, and checks the server's
-    role at the end.
+    """Yield a client with one connection, and check the server's role at the end of the context.
 
-    If the server was demoted meanwhile, it discards the writes that it accepted in the context,
-    without an error. A cluster's servers are not checked: their replicas accept no writes, and the
-    client finds the primaries.
+    If the server was demoted meanwhile, it will discard the writes of the context without an error.
+    The check detects this. The servers of a cluster are not checked: replicas in a cluster accept
+    no writes, and the client finds the primaries.
 
     Raises:
         redis.ReadOnlyError: the server is a replica now.

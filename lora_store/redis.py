@@ -1,16 +1,17 @@
-"""The shared tier in Redis: a cache of tensors, the records, and notices of changed records for
-every gateway.
+"""Storage in Redis that gateways share: adapter versions, records, and notices of changes.
 
-Keys, below one prefix. Each command uses one key, so a cluster may store them on different servers:
+All keys begin with a prefix. Each command uses one key, so the keys may be on different servers of
+a cluster:
 
 ``<prefix>:version:<digest>``    "<size> <chunk size> <time put>"; exists only when all chunks do
 ``<prefix>:version:<digest>:N``  chunk N of the encoded version (`lora_store.codec`)
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
-``@revision`` grows by a random step with each change. ``@epoch`` is drawn at random when the hash
-is created. A reader that compares both with the values it read last detects a change whose notice
-was lost, the loss of all data, and a failover to a server that lacks the last changes.
+``@revision`` grows by a random step with each change. ``@epoch`` is a random value that is set when
+the hash is created. A reader compares both with the last values that it has read. If they differ,
+there was a change whose notice was lost, Redis has lost all data, or a failover has led to a server
+that lacks the last changes.
 
 See decision 078 in docs/decisions.
 """
@@ -52,18 +53,18 @@ from lora_store.redis_values import (
 )
 from lora_store.refusals import RefusedValues
 
-# Small chunks: redis-py copies each value while it holds the GIL, and a copy of 8 MiB stalls the
-# event loop for 10 ms.
+# Size of the chunks. redis-py copies each value while it holds the GIL: a copy of 8 MiB would block
+# the event loop for 10 ms.
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_TTL_S = 10
 _DESCRIPTIONS_AT_ONCE = 256
-# of Redis' memory: left free for the overhead of keys and for other writers
+# Fraction of Redis' memory that is left free for the overhead of keys and for other writers.
 _RESERVED_FRACTION = 0.05
-_MAX_STEP = 2**20  # largest random step of the revision
+_MAX_STEP = 2**20  # maximum of the random step by which the revision grows
 # Seconds without a message after which a listener pings the server.
 _LISTEN_CHECK_S = 2.0
-# The record is written last: Redis does not undo the steps of a script that failed, and the steps
-# before can fail (a revision that is no number, a forbidden channel).
+# Write the record as the last step of the script. If an earlier step fails (because of an invalid
+# revision or a forbidden channel), Redis does not undo the steps before it.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
@@ -79,12 +80,14 @@ _NONE: Mapping[str, Record] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Connection settings and key prefix. `url` has one of the forms that `lora_store.redis_url`
-    describes.
+    """Settings of the connection to Redis.
 
-    `ttl_s` is the time in seconds after which an unused version expires. With None, versions do not
-    expire, and Redis' memory policy removes them. Records never expire. `timeout_s` limits each
-    connect and each command, in seconds.
+    Attributes:
+        url: a URL in a format that `lora_store.redis_url` describes.
+        prefix: prefix of all keys.
+        ttl_s: time in seconds after which an unused version expires; None for no expiry, so that
+            only Redis' memory policy removes versions. Records never expire.
+        timeout_s: timeout of each connect and each command, in seconds.
     """
 
     url: str
@@ -96,18 +99,19 @@ class RedisSettings:
 class RedisTier:
     """Versions and records in Redis. All methods except `listen` block; call them from threads.
 
-    The methods raise `StoreUnavailable` if Redis cannot be used, for example because it does not
-    answer in time. They raise `WritesRefused` or another `StoreError` if Redis refuses the command.
+    The methods raise `StoreUnavailable` if Redis cannot be used, for example after a timeout. They
+    raise `WritesRefused` or another `StoreError` if Redis refuses the command.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Create the tier without connecting: the first command connects. Raise ValueError for a
-        URL of unknown form.
+        """Create the tier. The first command connects to Redis.
+
+        Raise ValueError if the URL is invalid.
         """
         self._settings = settings
         self._prefix = settings.prefix
         self.refusals = RefusedValues()
-        # By name: (digest of the record's bytes, record) as last read.
+        # Records as last read, by name: (digest of the record's bytes, parsed record).
         self._parsed: dict[str, tuple[bytes, Record]] = {}
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
@@ -125,9 +129,9 @@ class RedisTier:
             return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
-        """Store a version in chunks, so that no value comes near Redis' limit of 512 MB.
+        """Store a version in chunks, because the size of a value in Redis is limited to 512 MB.
 
-        If Redis has the version already, only its time and expiry are renewed.
+        If Redis already has the version, only its time and expiry are renewed.
         """
         digest, ttl = converted.digest, self._settings.ttl_s
         new = VersionDescription(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
@@ -141,12 +145,11 @@ class RedisTier:
             client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
-        """Return an iterator that reads the chunks of a version. Return None if Redis lacks the
-        version.
+        """Return an iterator over the chunks of a version. Return None if Redis lacks the version.
 
-        The iterator raises `StoreError` if a chunk is missing (Redis' memory policy removes single
-        keys). The description is then deleted too, and the version counts as absent. It raises
-        `CorruptBlob` if a chunk has a wrong length.
+        The iterator raises `StoreError` if a chunk is missing, because Redis' memory policy has
+        removed that key. The version's description is then deleted, too, so that the version is
+        considered missing. The iterator raises `CorruptBlob` if a chunk has a wrong length.
         """
         with self._use() as client:
             description = self._description(client, digest)
@@ -168,7 +171,7 @@ class RedisTier:
                 client.expire(key, ttl)
 
     def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
-        """Delete a version that was put at least `older_than_s` ago."""
+        """Delete a version, if it was last put at least `older_than_s` seconds ago."""
         limit = time.time() - older_than_s
         with self._use() as client:
             description = self._description(client, digest)
@@ -179,14 +182,14 @@ class RedisTier:
                 client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
-        """Return the versions that were put at least `older_than_s` ago."""
+        """Return the digests of versions that were last put at least `older_than_s` seconds ago."""
         limit = time.time() - older_than_s
         found: list[str] = []
         with self._use() as client:
             for key in client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
                 digest = _text(key).removeprefix(f"{self._prefix}:version:")
                 if ":" in digest:
-                    continue  # a chunk
+                    continue  # skip the key of a chunk
                 if not is_digest(digest):
                     self.refusals.add(_text(key), "not the digest of a version")
                     continue
@@ -199,7 +202,7 @@ class RedisTier:
     def _descriptions(
         self, client: Any, digests: Sequence[str]
     ) -> Iterator[tuple[str, VersionDescription]]:
-        """Yield (digest, description) of the versions that exist, read in few round trips."""
+        """Yield (digest, description) of the existing versions. Read many in each round trip."""
         for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
             some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
             together = client.pipeline(transaction=False)
@@ -224,10 +227,10 @@ class RedisTier:
             return None
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes can be put before Redis' memory policy drops other versions.
+        """Return the number of bytes that can be put before Redis' memory policy drops versions.
 
-        Return None if Redis drops no versions, or is a cluster, where each server has its own
-        limit.
+        Return None if Redis drops no versions, or if Redis is a cluster, in which each server has
+        its own limit.
         """
         with self._use() as client:
             if isinstance(client, load().RedisCluster):
@@ -241,8 +244,10 @@ class RedisTier:
         return int(most * (1 - _RESERVED_FRACTION)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
-        """Claim the task of putting a version for a few seconds. Return True if the caller has the
-        claim and must put the version.
+        """Claim the task of putting a version into Redis, for a few seconds.
+
+        Return True if the caller has got the claim and must put the version. Return False if
+        another process has the claim.
         """
         with self._use() as client:
             key = f"{self._prefix}:filling:{digest}"
@@ -253,14 +258,14 @@ class RedisTier:
             client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
-        """Publish a request to gateways that have this version on disk to put it into Redis."""
+        """Ask all gateways to put a version into Redis, if they have this version on disk."""
         with self._use() as client:
             client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
-        """Return epoch and revision of the records; (None, None) without records."""
+        """Return (epoch, revision) of the records. Return (None, None) if there are no records."""
         with self._use() as client:
             return self._position(client)
 
@@ -271,10 +276,10 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return (position, records by name). Each record is as of that position or later.
+        """Return (position, records by name). Each record is at least as new as the position.
 
-        A record whose bytes equal those of the record in `known`, or those read last, is not parsed
-        again.
+        A record is not parsed again if its bytes have not changed since the last call, or if they
+        equal the record in `known`.
         """
         with self._use() as client:
             position = self._position(client)
@@ -309,11 +314,10 @@ class RedisTier:
             return StoredRecord(raw, None)
 
     def swap(self, expected: StoredRecord | None, record: Record) -> bool:
-        """Store a record and notify all listeners, if the stored record is still `expected`. Return
-        True if it was stored.
+        """Store a record and notify all listeners, if the stored record is still `expected`.
 
-        After `StoreUnavailable`, the record may have been stored. After any other `StoreError`, it
-        was not.
+        Return True if the record was stored. If `StoreUnavailable` is raised, the record may or may
+        not have been stored. If another `StoreError` is raised, it was not stored.
         """
         epoch = secrets.token_hex(8)
         with self._use() as shared, write_verified(shared) as client:
@@ -323,10 +327,10 @@ class RedisTier:
             return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Yield messages of the channel from now on. The iteration ends only with `StoreError`.
+        """Yield new messages of the channel, until a `StoreError` is raised.
 
-        It ends if the server does not answer a ping, or if `Primary` has replaced its client since:
-        the new client may use another server.
+        The error is raised if the server does not answer a ping, or if `Primary` has created a new
+        client, which may use another server.
         """
         with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)
@@ -340,8 +344,8 @@ class RedisTier:
                 ) as client,
                 client.pubsub() as pubsub,
             ):
-                # Limit the subscription here: the socket has no timeout, because messages may be
-                # rare.
+                # Set a timeout for the subscription here. The socket itself has no timeout, because
+                # messages may be rare.
                 async with asyncio.timeout(timeout_s):
                     await pubsub.subscribe(self._channel)
                 asked = False
@@ -379,8 +383,9 @@ class RedisTier:
 
 
 def _text(name: bytes) -> str:
-    """Decode a name. Invalid UTF-8 is written with backslashes, so the result is never a valid
-    name.
+    """Decode a name from Redis.
+
+    Invalid UTF-8 is escaped with backslashes, which do not occur in valid names.
     """
     return name.decode(errors="backslashreplace")
 
@@ -395,7 +400,7 @@ def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
 
 @contextlib.contextmanager
 def use(primary: Primary) -> Iterator[Any]:
-    """Yield the client of `primary`. Raise the errors of `RedisTier` in place of redis-py's."""
+    """Yield the client of `primary`. Convert redis-py's errors to the errors of `RedisTier`."""
     with translate_errors(), primary.use() as client:
         yield client
 

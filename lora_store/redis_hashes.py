@@ -1,4 +1,4 @@
-"""Reading of large Redis hashes in parts. HGETALL would block all clients of Redis while it runs.
+"""Reading of large Redis hashes with HSCAN. HGETALL would block all other clients of Redis.
 
 See decision 068 in docs/decisions.
 """
@@ -8,19 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 FIELDS_AT_ONCE = 64
-"""Number of fields that one command reads. A field has some KiB."""
+"""Default number of fields that one command reads. A field has some KiB."""
 
 
 def read_hash(client: Any, key: str, count: int = FIELDS_AT_ONCE) -> dict[bytes, bytes]:
     """Return all fields of a hash that exist during the entire call.
 
-    This is no snapshot: a field that is added or removed during the call may be missing. To detect
-    such changes, read the hash's revision before the call and compare it later.
+    The result is not a snapshot: a field that is added or removed during the call may be missing.
+    To detect such changes, read the hash's revision before the call and compare it later.
 
     Args:
         client: a client of redis-py.
-        key: the hash.
-        count: fields that one command reads; several times as many while Redis resizes the hash.
+        key: the key of the hash.
+        count: approximate number of fields that one command reads. While Redis resizes the hash, a
+            command reads several times as many.
     """
     found: dict[bytes, bytes] = {}
     cursor = 0

@@ -1,9 +1,10 @@
-"""Connections that ask their server for its role, and sentinels whose answers are compared.
+"""Detection of demoted Redis servers: checks of a server's role, and a vote of the sentinels.
 
-A connection asks when it is made, and before a command if it last asked more than `ROLE_CHECK_S`
-seconds ago. A gateway that only reads therefore detects a demotion, too. Each connection of a pool
-asks for itself. If sentinels choose the master, the connection also asks the sentinels: a replaced
-master that does not know yet of its replacement accepts writes that will be lost.
+Each connection asks its server for its role (primary or replica): when it is opened, and before a
+command if the last check is more than `ROLE_CHECK_S` seconds ago. A gateway that only reads
+therefore also detects that its server was demoted. With sentinels, the connection also asks the
+sentinels for the current master. A server that does not know yet that it was demoted would
+otherwise accept writes that will be lost.
 
 See decision 079 in docs/decisions.
 """
@@ -23,29 +24,29 @@ log = logging.getLogger(__name__)
 
 ROLE_CHECK_S = 2.0
 _SILENT_S = 30.0
-"""Seconds for which a sentinel that did not answer is not asked again, if another sentinel answers.
-"""
+"""Seconds for which a sentinel that did not answer is skipped, if another sentinel answers."""
 _ROLES = {
     "slave": "replica",
     "replica": "replica",
     "master": "primary",
     "active-replica": "primary",  # KeyDB's active replicas accept writes
 }
-# HELLO is allowed for every user who may connect, but a server before 6.2 rejects it without
-# arguments. ROLE is asked then.
+# Commands that return the role. Every user may call HELLO, but servers before version 6.2 reject
+# HELLO without arguments. ROLE is used in this case.
 _QUESTIONS = ("HELLO", "ROLE")
 
 
 def role_of(answer: object) -> str | None:
-    """Return "primary" or "replica" from the answer to HELLO or ROLE. Return None if the answer has
-    no known role.
+    """Return "primary" or "replica", given the answer to HELLO or ROLE.
+
+    Return None if the answer has no known role.
     """
     if isinstance(answer, Mapping):
         told = answer.get(b"role", answer.get("role"))
     elif isinstance(answer, list | tuple) and answer:
         fields = [_text(each) for each in answer]
-        # In RESP2, HELLO answers with a flat list of names and values. ROLE answers with a list
-        # that begins with the role.
+        # Distinguish two lists. In RESP2, HELLO returns a flat list of names and values. ROLE
+        # returns a list that begins with the role.
         at = fields[::2].index("role") * 2 + 1 if "role" in fields[::2] else 0
         told = answer[at]
     else:
@@ -63,16 +64,16 @@ def greet(known: WeakSet[Any], connection: Any) -> None:
     redis-py calls this as `redis_connect_func`, with `connection` as the argument.
     """
     known.add(connection)
-    connection.role_due = math.inf  # no role check yet: the greeting sends commands, too
+    connection.role_due = math.inf  # do not check the role before the commands of `on_connect`
     connection.on_connect()
     connection.check_role()
 
 
 @cache
 def make_checked_class(kind: Any) -> Any:
-    """Return a subclass of the connection class `kind` that asks for the server's role.
+    """Return a subclass of the connection class `kind` that checks the server's role regularly.
 
-    Its connections must be initialized by `greet`.
+    Connections of this class must be initialized by `greet`.
     """
     errors = import_module("redis").exceptions
 
@@ -101,13 +102,13 @@ def make_checked_class(kind: Any) -> Any:
                 try:
                     role = role_of(self.read_response())
                 except errors.ResponseError:
-                    continue  # unknown command, or forbidden for this user
+                    continue  # the command is unknown, or forbidden for this user
                 if role is not None:
                     break
             if role is None:
                 _warn_of_unknown_roles()
-            # Only connections made through sentinels have this attribute: compare the server with
-            # the master that the sentinels name.
+            # With sentinels, also compare the server with the current master according to the
+            # sentinels. Only connections through sentinels have this attribute.
             chosen_by = getattr(self, "connection_pool", None)
             is_other = chosen_by is not None and chosen_by.sentinel_manager.discover_master(
                 chosen_by.service_name
@@ -129,11 +130,11 @@ def _warn_of_unknown_roles() -> None:
 
 @cache
 def agreeing_sentinels() -> Any:
-    """Return a subclass of `redis.Sentinel` that follows the sentinel with the newest
-    configuration.
+    """Return a subclass of `redis.Sentinel` that uses the newest answer of several sentinels.
 
-    Sentinels number their failovers. A sentinel that was cut off names the old master with a lower
-    number, so its answer is ignored. Without this, clients would alternate between two masters.
+    Sentinels number their failovers. After a network partition, a sentinel may return an old
+    master, with a lower number. Its answer is then ignored. Otherwise, clients would alternate
+    between two masters.
     """
     redis = import_module("redis")
 
@@ -142,23 +143,23 @@ def agreeing_sentinels() -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            # For each sentinel that did not answer: the time until which it is not asked again.
-            # Shared by all threads.
+            # Sentinels that did not answer, with the time until which they are skipped. All threads
+            # share this dict.
             self.silent_until: dict[Any, float] = {}
 
         def discover_master(self, service_name: str) -> tuple[str, int]:
-            """Return (host, port) of the master. Ask sentinels until a majority agrees, or all were
-            asked.
+            """Return (host, port) of the master.
 
-            Raise MasterNotFoundError if no sentinel names a master that is up.
+            Sentinels are asked until a majority gives the same answer, or all have been asked.
+            Raise MasterNotFoundError if no sentinel knows a master that is up.
             """
             known = list(self.sentinels)
             silent_until = self.silent_until
             found: list[tuple[int, bool, tuple[str, int]]] = []
-            # Sentinels that answered come first, then those that have been silent for longest.
+            # Ask sentinels first that answered last time, then the ones with the oldest failure.
             for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
-                # Skip silent sentinels once a master is known: each role check of each connection
-                # runs this method, and must not wait for them.
+                # When a master is known, skip sentinels that did not answer last time. This method
+                # runs in each role check of each connection, so it must not wait for timeouts.
                 is_known = any(is_up for _, is_up, _ in found)
                 if is_known and time.monotonic() < silent_until.get(sentinel, 0.0):
                     continue
@@ -174,7 +175,7 @@ def agreeing_sentinels() -> Any:
                     if is_up and 2 * found.count(found[-1]) > len(known):
                         break
             if not found or not max(found)[1]:
-                # The text of redis-py may contain the sentinels' passwords.
+                # Use another text than redis-py, whose text may contain the sentinels' passwords.
                 raise redis.sentinel.MasterNotFoundError("no sentinel names a master that is up")
             return max(found)[2]
 

@@ -1,4 +1,4 @@
-"""Certificate files of a Redis URL, in a form that redis-py can read."""
+"""Copies in memory of the certificate files that a Redis URL names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ _PASSWORD = "ssl_password"
 
 
 def with_memory_files(url: str) -> str:
-    """Return `url` with the paths of its certificate files replaced by paths of in-memory copies.
+    """Replace the paths of certificate files in a server's URL by paths of in-memory copies.
 
-    `url` is the URL of one server.
-
-    A URL without certificate files is returned unchanged. If the files cannot be read, the URL is
-    also returned unchanged: the connection then fails with an error that names the file.
+    A URL without certificate files is returned unchanged. The URL is also returned unchanged if the
+    files cannot be read: redis-py then fails with an error that names the file.
     """
     before, mark, query = url.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -28,7 +26,7 @@ def with_memory_files(url: str) -> str:
         return url
     named = [Path(options[name]) if options.get(name) else None for name in _OPTIONS]
     try:
-        # Let redis-py decode the password: some releases decode it once, others twice.
+        # Use redis-py to decode the password, because its releases differ: some decode it twice.
         password = import_module("redis.connection").parse_url(url).get(_PASSWORD)
         copies = copy_to_memory(_NAME, ClientFiles(*named), password)
     except OSError:

@@ -1,14 +1,15 @@
-"""Parsing of Redis URLs, without a client.
+"""Parser of Redis URLs.
 
-``redis://``, ``rediss://`` and ``unix://`` name one server, in the form of redis-py. The other
-forms name one or more hosts, separated by commas. The part after the hosts is as in ``redis://``:
+``redis://``, ``rediss://`` and ``unix://`` are URLs of one server, in the syntax of redis-py. URLs
+of sentinels or a cluster have one or more hosts, separated by commas. The syntax after the hosts is
+the same as in ``redis://``:
 
 ``redis+sentinel://[user:password@]host[:26379],.../service[/database][?option=value]``
 ``redis+cluster://[user:password@]host[:6379],...[?option=value]``
 
-``rediss+`` in place of ``redis+`` selects TLS, also for the connections to sentinels. User,
-password and options apply to the Redis servers, the options ``sentinel_username`` and
-``sentinel_password`` to the sentinels.
+``rediss+`` instead of ``redis+`` selects TLS, also for connections to sentinels. User, password and
+options apply to the Redis servers. The options ``sentinel_username`` and ``sentinel_password``
+apply to the sentinels.
 """
 
 from __future__ import annotations
@@ -28,33 +29,37 @@ _SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUrl:
-    """A parsed URL. `service` is set for sentinels only, `hosts` is empty for a single server.
+    """A parsed URL, whose repr shows no password.
 
-    The repr shows no password.
+    Attributes:
+        kind: type of the Redis installation.
+        hosts: (host, port) of the sentinels or cluster servers; empty for a single server.
+        service: name of the sentinels' service; "" without sentinels.
     """
 
     kind: Literal["server", "sentinel", "cluster"]
     hosts: tuple[tuple[str, int], ...]
     service: str = ""
     sentinel_login: dict[str, str] = field(default_factory=dict, repr=False)
-    """`username` and `password` for the sentinels, if given."""
+    """`username` and `password` for the sentinels, if the URL contains them."""
     _before: str = field(default="", repr=False)
     _after: str = field(default="", repr=False)
 
     def at(self, host: str, port: int) -> str:
-        """Return the URL of one server with the same options, in the form of redis-py."""
+        """Return the URL of a server with the same options, in the syntax of redis-py."""
         bracketed = f"[{host}]" if ":" in host else host
         return f"{self._before}{bracketed}:{port}{self._after}"
 
     @property
     def server(self) -> str:
-        """URL of the first server, in the form of redis-py."""
+        """URL of the single server, or of the first host, in the syntax of redis-py."""
         return self.at(*self.hosts[0]) if self.hosts else self._before
 
 
 def parse(url: str) -> RedisUrl:
-    """Parse a Redis URL. Raise ValueError if it is invalid. The message quotes no part of the URL,
-    which may contain a password.
+    """Parse a Redis URL. Raise ValueError if it is invalid.
+
+    The error's text does not quote the URL, which may contain a password.
     """
     scheme, separator, after_scheme = url.partition("://")
     tls, _, kind = scheme.partition("+")
@@ -68,8 +73,8 @@ def parse(url: str) -> RedisUrl:
     if "[" in login or "]" in login:
         raise ValueError(_NOT_A_URL)
     try:
-        # Replace the hosts and split each host separately: newer releases of Python reject an IPv6
-        # address among several hosts.
+        # Parse the hosts separately, with a placeholder in the URL: newer releases of Python reject
+        # a list of hosts that contains an IPv6 address.
         parts = urlsplit(f"//host{after_scheme.removeprefix(authority)}")
         hosts = tuple(_host(address, _PORTS.get(kind, 6379)) for address in addresses.split(","))
     except ValueError:

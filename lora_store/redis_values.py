@@ -1,8 +1,8 @@
-"""Validation of values in Redis. They are untrusted input.
+"""Validation of values in Redis, which are untrusted input.
 
-Other programs write to Redis, too: a newer release, an operator's script, or an attacker who
-controls a neighbour. Invalid values are never used, never overwritten automatically and never
-deleted; `lora_store.refusals` counts them.
+Other programs may write to the same Redis: a newer release, an operator's script, or an attacker
+who controls another client. Invalid values are never used, automatically overwritten or deleted.
+`lora_store.refusals` counts them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from adapters.record_json import as_json, from_json
 
 _MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_VERSION_BYTES = 4 * 1024**3
-_CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # allowed sizes; the largest is Redis' limit
+_CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # allowed sizes, up to Redis' limit for values
 _DESCRIPTION = re.compile(rb"([0-9]{1,10}) ([0-9]{1,9}) ([0-9]{1,11})")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record as stored: its bytes, and the parsed record. `record` is None if the bytes are
-    invalid.
+    """A record in Redis: the stored bytes and the parsed record.
+
+    `record` is None if the bytes are invalid.
     """
 
     raw: bytes
@@ -32,10 +33,12 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionDescription:
-    """Description of a version's chunks.
+    """Description of the chunks in which a version is stored.
 
-    `size` is the total number of bytes, `chunk_bytes` the size of each chunk except the last, and
-    `put_at` the time of the put in seconds since 1970.
+    Attributes:
+        size: total number of bytes.
+        chunk_bytes: size of each chunk except the last, in bytes.
+        put_at: time of the last put, in seconds since 1970.
     """
 
     size: int

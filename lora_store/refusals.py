@@ -1,4 +1,4 @@
-"""Counting and logging of invalid values in Redis. Each is logged once."""
+"""Counting and logging of invalid values in Redis."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _REMEMBERED = 1024
 
 
 class RefusedValues:
-    """Counter and log of the keys whose content is invalid.
+    """Counter and log of Redis keys with invalid values.
 
-    Each key is logged once, and `on_new` is called then. Methods may be called from any thread.
+    Each key is logged and counted once, and `on_new` is called then. Methods may be called from any
+    thread.
     """
 
     def __init__(self, on_new: Callable[[], object] = lambda: None) -> None:

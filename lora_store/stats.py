@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters, which only grow, and current states.
+    """Statistics of one store: counters that only grow, and current values.
 
-    The counters are written on the event loop, so plain integers suffice.
+    They are updated only on the event loop, so they need no lock.
     """
 
     memory_hits: int = 0
@@ -24,7 +24,7 @@ class StoreStats:
     refilled: int = 0
     notices: int = 0
     syncs: int = 0
-    # States.
+    # Current values, which may also decrease.
     redis_up: bool = False
     memory_bytes: int = 0
     unsent: int = 0

@@ -1,21 +1,24 @@
-"""Memory, disk and Redis combined as one `adapters.registry.Store`.
+"""Adapter store that combines memory, disk and Redis: `TieredStore`.
 
-Versions. `put` writes a version to the disk, then to Redis; if Redis is down, Redis gets the
-version later. `get` looks in memory, on disk and in Redis in that order. Concurrent callers share
-one read. Each version that `get` returns was verified after it had been read into memory. A copy on
-disk that fails its checksum is moved to quarantine. A damaged or unreadable copy is replaced from
-memory or Redis. If Redis lacks a version, the store requests it on the channel, and a gateway that
-has the version puts it into Redis. Every store copies all versions in use to its own disk. Each
-disk is therefore complete, and Redis may lose all its data.
+A version is one immutable set of an adapter's weights. `put` writes a version to the disk, then to
+Redis. If Redis is down, the version is sent to Redis later. `get` searches memory, disk and Redis
+in this order. Concurrent callers share one read. Each version is verified after it was read into
+memory. A copy on disk with a wrong checksum is moved to quarantine. A damaged or unreadable copy is
+replaced from memory or Redis. If Redis lacks a version, the store publishes a request, and a
+gateway that has the version puts it into Redis. Every store copies all versions in use to its own
+disk, so Redis may lose all its data.
 
-Records. The disk and Redis each hold a copy of every record, and `adapters.record.merge` merges the
-copies. Whichever copy is old, no registered version is lost and no removed one returns. A change is
-a compare-and-set in Redis, then a write to the disk, under the folder's lock. A change that Redis
-accepted is in force, even if the disk cannot store it. Without Redis, or if the answer of Redis is
-lost, a change that the disk stored is in force. All copies are merged at start, after a notice, and
-after a reconnect. Every `poll_s` seconds, the store checks whether the position in Redis or the
-folder has changed, or the disk could not store all records. If so, it merges the copies, too, so
-lost notices are harmless.
+A record lists the versions of one adapter name. The disk and Redis each have a copy of every
+record. `adapters.record.merge` merges the copies: whichever copy is old, no registered version is
+lost and no removed version returns. To change a record, the store holds the folder's lock, performs
+a compare-and-set in Redis, and writes the record to the disk. A change is effective if Redis has
+accepted it, even if the disk cannot store it. If there is no Redis, or if the answer of Redis is
+lost, a change is effective if the disk has stored it.
+
+All copies are merged at start, after a notice of a change, and after a reconnect. In addition, the
+store polls Redis and the folder every `poll_s` seconds, and merges the copies after any change. The
+loss of a notice is therefore harmless. While the disk cannot store all records, the copies are
+merged at each poll.
 
 See decision 026 in docs/decisions.
 """
@@ -51,19 +54,19 @@ _RELISTEN_S = 0.2
 _RETRY_S = 10.0
 _COLLECT_S = 600.0
 _GRACE_S = 3600.0
-# The folder is read again until its mtime is this old: mtimes are coarse, so a second change
-# shortly after the first may leave the mtime unchanged.
+# Minimum age of the folder's mtime. Until then, the folder is read at each poll: mtimes are coarse,
+# so a second change shortly after the first change may not change the mtime.
 _SETTLED_NS = 1_000_000_000
-# Limit of the queue of versions that other gateways have requested. Further requests are dropped;
-# those gateways repeat them.
+# Maximum number of queued versions that other gateways have requested. Further requests are
+# dropped, because gateways repeat their requests.
 _MAX_WANTED_VERSIONS = 1024
 
 
 class TieredStore:
-    """The adapter store of one process, used as an async context manager. `stats` has the values
-    for metrics.
+    """The adapter store of one process. Use it as an async context manager.
 
-    `on_change`, if set, is called on the event loop with all records when any of them changed.
+    `stats` has the values for metrics. If `on_change` is set, it is called on the event loop with
+    all records after each change of a record.
     """
 
     def __init__(
@@ -90,16 +93,15 @@ class TieredStore:
         self._nudge = asyncio.Event()
         self._upkeep_due = asyncio.Event()
         self._unwritten: Mapping[str, OSError] = {}
-        # Names whose last change Redis has perhaps not accepted.
+        # Names of records whose last change Redis may not have.
         self._unshared: set[str] = set()
-        # Time of the next attempt to write the records of `_unshared` to Redis, after Redis refused
-        # writes.
+        # After Redis has refused writes: monotonic time of the next attempt to write the records in
+        # `_unshared` to Redis.
         self._share_due = math.inf
         self._redis_started_over = False
-        # True if `_records` has all records of disk and Redis, none of them unreadable.
+        # True if `_records` has all records of disk and Redis, and none of them is unreadable.
         self._knows_all = False
-        # Digests that other gateways have requested, in order, including the version that is being
-        # sent.
+        # Queue of digests that other gateways have requested. The first is being sent to Redis.
         self._wanted: dict[str, None] = {}
         self._wanted_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,8 +138,7 @@ class TieredStore:
         await self._versions.put(converted)
 
     async def verify(self, digest: str) -> None:
-        """Check every byte of a version's copy on this disk, and repair the copy from memory or
-        Redis if necessary.
+        """Verify every byte of a version on this disk. Repair a damaged copy from memory or Redis.
 
         Raise `VersionUnavailable` or `StoreUnavailable` if the copy cannot be repaired.
         """
@@ -165,8 +166,9 @@ class TieredStore:
         return changed.record
 
     def is_shared(self, record: Record) -> bool | None:
-        """Return True if Redis has the record and its versions, as far as this store knows. Return
-        None if the store has no Redis.
+        """Return True if Redis has the record and its versions, as far as this store knows.
+
+        Return None if the store has no Redis.
         """
         if self._redis is None:
             return None
@@ -245,7 +247,7 @@ class TieredStore:
                 async with contextlib.aclosing(redis.listen()) as messages:
                     async for message in messages:
                         self._handle_message(message, redis.refusals)
-            # Redis is down, or only this connection broke: poll at once to find out.
+            # Poll at once, to find out if Redis is down or only this connection has failed.
             self._nudge.set()
             await asyncio.sleep(_RELISTEN_S)
 
@@ -262,8 +264,8 @@ class TieredStore:
             self._nudge.set()
 
     async def _run_sending(self) -> None:
-        # This is a task of its own: in `_upkeep`, two gateways would wait for each other's versions
-        # forever.
+        # Run this in a separate task. In `_upkeep`, there could be a deadlock: two gateways that
+        # wait for each other's versions.
         while True:
             await self._wanted_changed.wait()
             self._wanted_changed.clear()
@@ -277,8 +279,9 @@ class TieredStore:
                     del self._wanted[digest]
 
     async def _upkeep(self) -> None:
-        """Copy versions to the disk and to Redis where they are missing, and delete unused
-        versions. Run forever.
+        """Copy missing versions to the disk and to Redis, and delete unused versions.
+
+        Runs until cancelled.
         """
         collected = time.monotonic()
         complete = True
@@ -287,8 +290,8 @@ class TieredStore:
             self._upkeep_due.clear()
             try:
                 complete = await self._copy_versions()
-                # Collect no garbage while a record is unreadable: a newer release may have written
-                # it, and it may refer to any version.
+                # Delete nothing while a record is unreadable: a newer release may have written it,
+                # and it may refer to any version.
                 if self._knows_all and time.monotonic() - collected >= _COLLECT_S:
                     await self._collector.collect(self._find_in_use, _GRACE_S)
                     collected = time.monotonic()
@@ -302,7 +305,7 @@ class TieredStore:
         if self._redis_started_over or self.stats.unsent:
             await self._versions.send_missing(in_use if self._redis_started_over else ())
             self._redis_started_over = False
-        # If the disk could not store all records, it cannot store versions either: do not try.
+        # Do not try to store versions if the disk could not store all records.
         return (
             not self._unwritten
             and await self._versions.copy_to_disk(in_use)

@@ -1,4 +1,4 @@
-"""Versions (converted adapters) in the tiers memory, disk and Redis."""
+"""Adapter versions (converted weights) in memory, on disk and in Redis."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lora_store.stats import StoreStats
 
 _LOG = logging.getLogger(__name__)
 
-# Time to wait for another gateway to put a version that Redis lost.
+# Maximum wait for another gateway to put a version into Redis that Redis has lost.
 _REFILL_TIMEOUT_S = 5.0
 _REFILL_POLL_S = 0.05
-# Interval at which the request for such a version is repeated: a gateway that was disconnected from
-# Redis did not receive the first request.
+# Interval at which the request for such a version is repeated, in case that a gateway was not
+# connected to Redis at the first request.
 _WANT_INTERVAL_S = 0.5
-# Limit of concurrent reads of versions from disk, because each may take half a second of CPU.
-# `Link` has more threads, so records need not wait for these reads.
+# Maximum number of concurrent reads of versions from disk, each of which may take half a second of
+# CPU. `Link` has more threads, so reads of records need not wait for reads of versions.
 _MAX_DISK_READS = 2
-_MAX_LOGGED_VERSIONS = 3  # versions in one log line
+_MAX_LOGGED_VERSIONS = 3  # maximum number of digests in a log line
 
 
 class Versions:
-    """The versions of one store, in all its tiers."""
+    """The adapter versions of one store, in memory, on disk and in Redis."""
 
     def __init__(self, disk: Disk, link: Link, memory: MemoryTier, stats: StoreStats) -> None:
         self._disk = disk
@@ -40,16 +40,16 @@ class Versions:
         self._memory = memory
         self._stats = stats
         self._flights: dict[str, asyncio.Task[Converted]] = {}
-        # Digests of the running loads whose result goes into the memory tier.
+        # Digests of running loads whose result will be stored in memory.
         self._for_memory: set[str] = set()
         self._unsent: set[str] = set()
         self._reading = asyncio.Semaphore(_MAX_DISK_READS)
 
     async def get(self, digest: str) -> Converted:
-        """Return a version from the first tier that has it. Concurrent callers share one read.
+        """Return a version from memory, disk or Redis. Concurrent callers share one read.
 
-        The copy in memory is correct even if its file was damaged. If the file has changed, it is
-        read and checked now, while it can be repaired from memory.
+        If the version is in memory but its file has changed, the file is read and verified now. A
+        damaged file can then be repaired from the copy in memory.
         """
         stored = self._memory.get(digest)
         if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
@@ -59,7 +59,7 @@ class Versions:
         return await self._load_shared(digest, keep=True)
 
     async def put(self, converted: Converted) -> None:
-        """Store a version on disk and in Redis. If Redis is down, Redis gets the version later."""
+        """Store a version on disk and in Redis. If Redis is down, send it to Redis later."""
         digest = converted.digest
         await self._link.run(partial(self._disk.put, converted))
         stored = await self._from_disk(digest)
@@ -74,12 +74,13 @@ class Versions:
             self._mark_unsent([digest], error)
 
     async def verify(self, digest: str) -> None:
-        """Read the entire copy on this disk again, and repair or report a damaged one."""
+        """Verify the complete copy on this disk. Repair a damaged copy, or raise an error."""
         await self._load_shared(digest, keep=True)
 
     async def copy_to_disk(self, digests: Iterable[str]) -> bool:
-        """Copy the versions that this disk lacks to this disk. Return True if it then has all of
-        `digests`.
+        """Copy the versions that this disk lacks to this disk.
+
+        Return True if this disk has all versions in `digests` afterwards.
         """
         complete = True
         for digest in await self._link.run(partial(self._disk.find_missing, digests)):
@@ -91,12 +92,12 @@ class Versions:
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
-        """Put versions into Redis that Redis lacks: those of `digests`, and those that could not be
-        sent before.
+        """Put the versions that Redis lacks into Redis.
 
-        If Redis refuses writes, the remaining versions are sent later. If more versions would make
-        Redis drop others, the remaining ones are sent only when a gateway requests them. Raise
-        `StoreUnavailable` if Redis goes down.
+        The versions are those in `digests`, and versions that could not be sent before. If Redis
+        refuses writes, the remaining versions are sent later. If Redis has no free memory, so that
+        it would drop other versions, the remaining versions are sent only when a gateway requests
+        them. Raise `StoreUnavailable` if Redis becomes unavailable.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
@@ -115,10 +116,10 @@ class Versions:
                 return
 
     async def send_if_stored(self, digest: str) -> None:
-        """Put a version that another gateway requested into Redis, if it is on this disk and not in
-        Redis.
+        """Put a version that another gateway has requested into Redis, if this disk has it.
 
-        Redis is checked first, because gateways repeat a request until the version has arrived.
+        If Redis already has the version, do nothing: gateways repeat a request until the version is
+        in Redis.
         """
         if not await self._link.call(lambda redis: redis.has([digest])):
             await self._send(digest)
@@ -140,8 +141,8 @@ class Versions:
     async def _load_shared(self, digest: str, *, keep: bool) -> Converted:
         """Load and return a version. Concurrent callers share one load.
 
-        With `keep`, the version is stored in the memory tier, even if the caller is cancelled,
-        because loading is costly.
+        If `keep` is True, the version is stored in memory, even if the caller is cancelled, because
+        loading takes much time.
         """
         flight = self._flights.get(digest)
         if flight is None:
@@ -150,15 +151,16 @@ class Versions:
             flight.add_done_callback(lambda done: self._finish_flight(digest, done))
         if keep:
             self._for_memory.add(digest)
-        # Shield the task: cancelling one caller must not cancel the load for others.
+        # Shield the task: the cancellation of one caller must not cancel the load for other
+        # callers.
         return await asyncio.shield(flight)
 
     def _finish_flight(self, digest: str, flight: asyncio.Task[Converted]) -> None:
         del self._flights[digest]
         keep = digest in self._for_memory
         self._for_memory.discard(digest)
-        # Read the exception even if all callers were cancelled: asyncio logs exceptions that were
-        # never retrieved.
+        # Retrieve the exception, even if all callers were cancelled: otherwise asyncio would log
+        # it.
         if not flight.cancelled() and flight.exception() is None and keep:
             self._store_in_memory(flight.result())
 
@@ -211,8 +213,9 @@ class Versions:
             _LOG.error("copy of %s on disk cannot be mended: %s", stored.digest[:12], error)
 
     async def _from_redis(self, digest: str) -> Converted | None:
-        """Copy a version from Redis to the disk and return it. Return None if Redis has no intact
-        copy. A damaged copy in Redis is deleted.
+        """Copy a version from Redis to the disk, and return the version.
+
+        Return None if Redis has no intact copy. A damaged copy in Redis is deleted.
         """
         try:
             return await self._link.call(lambda redis: self._receive(redis, digest))
@@ -234,22 +237,24 @@ class Versions:
         try:
             self._disk.receive(digest, chunks)
         except OSError as error:
-            # Return the version without storing it on disk: a full disk must not stop the service.
+            # Return the version although it is not on the disk: requests must also succeed if the
+            # disk is full.
             _LOG.error("cannot keep %s on disk: %s", digest[:12], error)
             again = redis.fetch(digest)
             return None if again is None else decode(b"".join(again), digest)
         return self._disk.get(digest)
 
     async def _send(self, digest: str) -> None:
-        """Put a version from this disk into Redis, unless another gateway is doing so.
+        """Put a version from this disk into Redis, unless another gateway is just doing this.
 
         Raises:
             StoreUnavailable: Redis is down.
-            WritesRefused: Redis refuses writes, usually at the claim, before the version is read.
+            WritesRefused: Redis refuses writes. The claim usually fails first, so that the version
+                is not read.
         """
         try:
-            # Do not claim a version that is not on this disk: the claim would stop other gateways
-            # from putting it.
+            # Do not claim a version that is not on this disk: the claim would prevent gateways that
+            # have the version from sending it.
             if not await self._link.run(partial(self._disk.has, digest)):
                 return
             if await self._link.call(lambda redis: redis.claim(digest)):
@@ -268,7 +273,7 @@ class Versions:
         self._mark_sent({digest})
 
     def _mark_unsent(self, digests: Sequence[str], error: StoreError) -> None:
-        """Record and log versions that Redis could not store now and must get later."""
+        """Record and log versions that must be sent to Redis later."""
         some = ", ".join(digest[:12] for digest in digests[:_MAX_LOGGED_VERSIONS])
         more = (
             f" and {len(digests) - _MAX_LOGGED_VERSIONS} more"

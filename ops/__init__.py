@@ -1,1 +1,1 @@
-"""Operators' tools: the `gateway` command, deployment, the local stack, load tests."""
+"""Tools for operators: the `gateway` command, deployment, the local stack, and load tests."""

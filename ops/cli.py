@@ -1,4 +1,4 @@
-"""The `gateway` command. Subcommands import their modules when they run: --help stays fast."""
+"""The `gateway` command. Subcommands import their modules only when they run, for a fast --help."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
 
 
 class _Version(argparse.Action):
-    """argparse action of --version. The version is looked up only on demand, to start fast."""
+    """argparse action of --version. It looks the version up only when needed, for a fast start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -66,14 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed the pipe. Redirect stdout: Python's flush at exit would fail again.
+        # Redirect stdout: the reader has closed the pipe, so Python's flush at exit would fail,
+        # too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def with_dashes(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments with dashes in option names, where upstream's scripts use underscores.
+    """Yield the arguments with dashes in option names, because upstream's scripts use underscores.
 
     Arguments after `--` are unchanged.
     """

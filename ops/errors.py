@@ -1,4 +1,4 @@
-"""Errors that operators' tools report about their command line."""
+"""Errors in the command lines of operators' tools."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from __future__ import annotations
 class OptionError(ValueError):
     """A command line option is wrong, or the server does not support it.
 
-    The message begins with the option's name.
+    The message begins with the name of the option.
     """

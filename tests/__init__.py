@@ -1,12 +1,12 @@
-"""Tests of all packages, in folders named as they are."""
+"""Tests of all packages, in folders named after the packages."""
 
 import os
 
 import pytest
 
-# As `gateway up` has it for Triton: threads of BLAS wait for each other in each of thousands of
-# small products, and so for long where other processes have the cores. Before numpy is imported.
+# One BLAS thread, set before numpy is imported, as `gateway up` sets it for Triton. Each of
+# thousands of small products would wait for all threads, and long so on a busy machine.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Before any of it is imported: what an assertion there compared is told as it is in a test.
+# Rewrite assertions in helpers too, before any is imported, so that failures show the values.
 pytest.register_assert_rewrite("tests.support")

@@ -1,4 +1,4 @@
-"""The real stack, started once for all tests that ask for it, and clients for it."""
+"""Fixtures for all tests: the real stack, started once per session, and clients for it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ examples.load_profile()
 
 _TESTS = Path(__file__).parent
 
-# Processes inherit that SIGINT is ignored, as a shell has it for what it starts in the background.
+# A shell starts background commands with SIGINT ignored, and child processes inherit that. The
+# tests send SIGINT to such children, so the default handler is restored.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each client of httpx, and of the openai SDK, reads the certificates of all authorities anew: 60 ms
-# of CPU time, for servers that are all on this machine.
+# Each client of httpx or the openai SDK would read all CA certificates again, in 60 ms of CPU time,
+# although all servers are on this machine. So all clients share one TLS context.
 _make_context = ssl.create_default_context
-_AUTHORITIES = os.environ.get("SSL_CERT_FILE") or certifi.where()  # as httpx takes it
+_AUTHORITIES = os.environ.get("SSL_CERT_FILE") or certifi.where()  # httpx's default
 _shared_context = _make_context(cafile=_AUTHORITIES)
 
 
@@ -56,12 +57,12 @@ def _context(*args: Any, **kwargs: Any) -> ssl.SSLContext:
 
 ssl.create_default_context = _context
 
-# Of httpx where a test gives no timeout, else 5 s: a busy machine may give a server no turn for as
-# long. All of httpx's functions have this one object as their default.
+# Raise httpx's default timeout of 5 s, as a busy machine may stop a server for longer. All of
+# httpx's functions have this object as their default.
 _unless_given: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
 _unless_given.connect = _unless_given.read = _unless_given.write = _unless_given.pool = 60.0
 
-# What `gateway up` is told for each value of --triton-mode.
+# Arguments and settings of `gateway up` for each value of --triton-mode.
 TRITON_MODES: dict[str, tuple[list[str], dict[str, str]]] = {
     "token": ([], {}),
     "ensemble": ([], {"triton_mode": "text", "triton_text_model": "ensemble"}),
@@ -89,25 +90,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# Names by which a file of tests starts a server, a scripted one in its own process included, or is
-# slow.
+# Names in a test file that starts a server (even a scripted one in the test's process), or that has
+# slow tests.
 _STARTS = re.compile(
     r"\b(?:stack|client|Up|subprocess|browser|playwright|triton_server|fake_triton|redis_server"
     r"|redis_fleet|running_redis|running_sentinels|two_replicas|executor_client|xgrammar_wheels"
     r"|in_process|loop_gateway|mark\.slow|mark\.nightly)\b"
 )
 
+# Comments and docstrings, which name servers and clients that their file may not start.
+_PROSE = re.compile(r'#.*|"""[\s\S]*?"""')
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if not config.getoption("--in-process") or not collection_path.name.startswith("test_"):
         return None
-    return _STARTS.search(collection_path.read_text(encoding="utf-8")) is not None or None
+    code = _PROSE.sub("", collection_path.read_text(encoding="utf-8"))
+    return _STARTS.search(code) is not None or None
 
 
-# Their tests share nothing but the stack of all tests, and take minutes: each is a unit of its own.
+# Tests of these files take minutes and share only the session's stack, so each test may run in
+# another process.
 _SPLIT = ("tests/clients/test_sdks.py", "tests/docs/test_guides.py")
-# What each process would start for itself, at 5 to 10 s of CPU time, and how a file asks for it:
-# who hands out files has collected none. Where this misses one, time is lost and no more.
+# Fixtures that each process starts for itself in 5 to 10 s of CPU time, and a regex for files that
+# use them. The scheduler has not collected the files, so it searches their text. A missed file
+# costs only time.
 _STARTED = {
     "stack": re.compile(r"\b(?:vector_)?stack: Stack\b|\bup: Up\b|\b(?:async_)?client: openai\."),
     "long_stack": re.compile(r"\blong_stack: Stack\b"),
@@ -115,9 +122,10 @@ _STARTED = {
 
 
 class _Scheduling(LoadFileScheduling):
-    """Gives a process whole files, as --dist loadfile does, but for those of `_SPLIT`.
+    """A scheduler that assigns complete files to processes, like --dist loadfile.
 
-    At most half of the processes start each of `_STARTED`, as long as there is other work.
+    Files in `_SPLIT` are assigned test by test. At most half of the processes start each fixture of
+    `_STARTED`, as long as there is other work.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
@@ -158,14 +166,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     config = session.config
-    gc.disable()  # what is imported stays: there is nothing to find
-    # In a fresh clone nothing is compiled yet, and each process would compile all tests, and all
-    # that they import, beside the others. Each begins with a share of its own.
+    gc.disable()  # imported modules stay, so there is no garbage
+    # In a fresh clone, each process would compile all tests and imported modules at the same time.
+    # Instead, each process first compiles a different part of the files.
     if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
         files = sorted(_TESTS.rglob("test_*.py"))
         own, of = int(config.workerinput["workerid"][2:]), config.workerinput["workercount"]
         for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
-            with suppress(Exception):  # which pytest tells in its turn
+            with suppress(Exception):  # pytest reports import errors later
                 import_module(".".join(file.relative_to(_TESTS.parent).with_suffix("").parts))
     try:
         return (yield)
@@ -174,8 +182,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Files with slow tests come first, so that no process is left alone with one at the end. The
-    # others come backwards: triton_repo, system and lora_store have the long ones among them.
+    # Files with slow tests run first, so that none is left for a single process at the end. The
+    # others run in reverse order, as triton_repo, system and lora_store have long ones.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     place = {path: n for n, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(
@@ -192,8 +200,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # What all modules of tests have imported stays: the garbage collector need not look through it
-    # again and again.
+    # Exclude all objects that imports have created from garbage collection, as they stay.
     gc.collect()
     gc.freeze()
 
@@ -217,13 +224,13 @@ def _up(mode: str, folder: Path, *more: str, load_models: Sequence[str] = ()) ->
         up.send(signal.SIGTERM)
         assert up.wait() == 0, up.stderr
         up.assert_nothing_is_left()
-        assert up.stdout.count("\n") == 1, up.stdout  # that it is ready, and where
+        assert up.stdout.count("\n") == 1, up.stdout  # one line: ready at this URL
 
 
 @pytest.fixture(scope="session")
 def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     mode = request.config.getoption("--triton-mode")
-    # All of the repository, and later what is loaded beside them.
+    # Load all models of the repository. Tests may load more later.
     with _up(mode, tmp_path_factory.mktemp("stack"), load_models=("*",)) as up:
         yield up
 
@@ -235,7 +242,7 @@ def stack(up: Up) -> Stack:
 
 @pytest.fixture(scope="session")
 def vector_stack(up: Up, stack: Stack) -> Stack:
-    """The stack, whose Triton has the models of `tests/support/vector_models.py` as well."""
+    """Return the stack, with the models of `tests/support/vector_models.py` in its Triton."""
     vector_models.write_models(up.state_dir / REPOSITORY)
     vector_models.load_models(stack.triton_http)
     return stack
@@ -245,12 +252,12 @@ def vector_stack(up: Up, stack: Stack) -> Stack:
 def long_stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """Another, for answers of `LONG_ANSWER` tokens: no stall of a process is as long as one."""
+    """Yield a second stack whose answers of `LONG_ANSWER` tokens outlast any pause of a process."""
     mode = request.config.getoption("--triton-mode")
     folder = tmp_path_factory.mktemp("long")
     model = str(long_model(folder))
     only = ("tensorrt_llm",) if mode == "token" else ()
-    # Memory is taken as it is written: what is reserved for answers that nobody awaits costs none.
+    # Memory is only used when written, so a cache reserved for cancelled answers costs nothing.
     cache = f"max_tokens_in_paged_kv_cache={8 * LONG_SEQ_LEN}"
     arguments = ("--model", model, "--model-name", "demo", "--parameter", cache)
     with _up(mode, folder, *arguments, load_models=only) as up:
@@ -275,28 +282,28 @@ async def async_client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """One of the test's own, that it may stop, kill and damage."""
+    """Yield a Redis for this test alone, which the test may stop, kill and damage."""
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture
 def at_redis(redis_server: RedisServer) -> Iterator[Redis]:
-    """To look, to damage, to empty."""
+    """Yield a client for inspecting, damaging and flushing the test's Redis."""
     with redis_server.client() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def shared_redis() -> Iterator[RedisServer]:
-    """One for the tests of a file, which leave it running."""
+    """Yield a Redis for all tests of a file, which must leave it running."""
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture
 def at_shared_redis(shared_redis: RedisServer) -> Iterator[Redis]:
-    """Emptied first."""
+    """Yield a client of the shared Redis, after flushing it."""
     with shared_redis.client() as client:
         client.flushall()
         yield client

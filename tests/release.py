@@ -1,7 +1,7 @@
-"""Checks of a release: ``make release-check`` runs them after all tests.
+"""Release checks, run by ``make release-check`` after all tests.
 
-Versions agree, both distributions build, and their wheels install and start on each Python that is
-found. A Python that is not on this machine is reported, not skipped silently.
+Version numbers agree, both distributions build, and their wheels install and start on each Python
+found. A Python that is missing on this machine is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXECUTOR = ROOT / "triton_repo/cpu_executor"
 BIN = Path(sys.executable).parent
-# Where a release names itself besides pyproject.toml.
+# Other files that have the release's version, with a regex for it.
 _NAMED = {
     "triton_repo/cpu_executor/pyproject.toml": r'^version = "(.*)"$',
     "Dockerfile": r'image\.version="(.*)"',
@@ -58,7 +58,7 @@ def _differing_versions(version: str) -> Iterator[str]:
 
 
 def _build(folder: Path) -> list[str]:
-    """Build both distributions; compare the wheel of the sdist with that of the checkout."""
+    """Build both distributions. Compare the checkout's wheel with one built from the sdist."""
     for source in (ROOT, EXECUTOR):
         _run(BIN / "hatchling", "build", "-t", "wheel", "-d", folder / "wheels", cwd=source)
     _run(BIN / "hatchling", "build", "-t", "sdist", "-d", folder / "sdist", cwd=ROOT)
@@ -75,7 +75,7 @@ def _build(folder: Path) -> list[str]:
 
 
 def _start_on(python: str, folder: Path) -> list[str]:
-    """Install the wheels on one Python with the locked dependencies, and import everything."""
+    """Install the wheels on a Python with the locked dependencies, and import all modules."""
     found = subprocess.run(
         [BIN / "uv", "python", "find", "--no-python-downloads", python],
         capture_output=True,

@@ -1,6 +1,6 @@
-"""Dependencies point one way: the table of all rooms, top first, and what keeps the code to it.
+"""Allowed dependencies between the project's packages, as a table from top to bottom.
 
-`python -m tests.test_arrows [CHECKOUT]` prints the figures of the room graph.
+`python -m tests.test_arrows [CHECKOUT]` prints statistics of the dependency graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.imports import DIVIDED, ROOT, Sources, sources, unit_of
 
-# Room -> rooms that it may import. Each of these stands further down in this table.
+# Package -> packages that it may import. Each of these is further down in this table.
 ALLOWED: dict[str, str] = {
     "docs": "ops.cli ops.commands ops.deployment ops.local_stack gateway.api gateway.service_setup"
     " gateway.config gateway.triton",
@@ -25,13 +25,13 @@ ALLOWED: dict[str, str] = {
     " lora_store",
     "demo": "",
     "deploy": "",
-    # Operators' tools.
+    # Command line tools for operators.
     "ops.__main__": "ops.cli",
     "ops.cli": "ops.commands",
     "ops.commands": "ops.deployment ops.loadtest ops.client ops.local_stack ops.errors"
     " gateway.__main__ gateway.config gateway.triton gateway.errors triton_repo.fill_template"
     " lora_store adapters",
-    # From a checkpoint to a running Triton: it starts processes as the local stack does.
+    # Deployment, from a checkpoint to a running Triton. It starts processes like the local stack.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
     " triton_repo.gpt_repository triton_repo.llmapi_repository triton_repo.parameters"
     " triton_repo.releases triton_repo.booleans triton_repo.cpu_executor adapters",
@@ -41,16 +41,16 @@ ALLOWED: dict[str, str] = {
     " adapters",
     "ops.errors": "",
     "ops.__init__": "",
-    # The service. `service` is all that lives as long as the process, so what runs a request
-    # (`pipeline`) takes it as an argument and stands above it.
+    # The gateway. `service` has all objects that live as long as the process. Modules that handle a
+    # request, such as `pipeline`, get it as an argument, so they are above it.
     "gateway.__main__": "gateway.server gateway.http gateway.config",
     "gateway.server": "gateway.app gateway.api gateway.service_setup gateway.service gateway.http"
     " gateway.config gateway.scheduling gateway.observability gateway.memory lora_store",
     "gateway.app": "gateway.api gateway.service_setup gateway.conditions gateway.http"
     " gateway.config gateway.scheduling",
-    # What of a service's state is wrong.
+    # Current problems of a service, derived from its state.
     "gateway.conditions": "gateway.service gateway.replica_setup gateway.tenancy",
-    # Makes it and ends it, so that whoever only uses it does not know of what it is made.
+    # Construction and shutdown of the service. Its users need not import its parts.
     "gateway.service_setup": "gateway.service gateway.replica_setup gateway.metrics"
     " gateway.monitor gateway.overrides gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.guiding gateway.config gateway.scheduling gateway.observability"
@@ -60,9 +60,9 @@ ALLOWED: dict[str, str] = {
     " gateway.config"
     " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
     " gateway.parsers gateway.web gateway.errors adapters",
-    # Files for browsers, and what reads them.
+    # Files for browsers.
     "gateway.web": "",
-    # What a console shows: made of all that a service has.
+    # Data for the console, from all parts of a service.
     "gateway.console": "gateway.service gateway.monitor gateway.tenancy gateway.catalog"
     " gateway.config gateway.scheduling gateway.errors adapters",
     "gateway.pipeline": "gateway.service gateway.tenancy gateway.catalog gateway.scheduling"
@@ -77,23 +77,23 @@ ALLOWED: dict[str, str] = {
     " gateway.tokenization gateway.triton",
     "gateway.metrics": "gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.config gateway.scheduling gateway.stops gateway.triton",
-    # What runs and ran, for whoever looks.
+    # Running and ended requests, for the console and the API.
     "gateway.monitor": "gateway.observability gateway.generation gateway.stops gateway.troubles"
     " adapters",
-    # What admins say of replicas while gateways run.
+    # Replica settings that admins change at run time.
     "gateway.overrides": "gateway.scheduling gateway.errors gateway.troubles lora_store",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors gateway.troubles lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
     " gateway.generation gateway.errors gateway.troubles lora_store adapters",
-    # What tenants say and are answered, where an API has to remember it.
+    # Stored responses and conversations of tenants.
     "gateway.conversations": "gateway.errors lora_store",
-    # Whether a guide is one, before an engine is given it.
+    # Checks of guides before an engine gets them.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.scheduling gateway.errors certificates",
     "gateway.config": "gateway.scheduling gateway.sources gateway.parsers gateway.troubles"
     " lora_store adapters guides",
-    # Where adapters come from; the one room that asks other machines for files.
+    # Sources of adapters. Only this package downloads files from other machines.
     "gateway.sources": "adapters certificates",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
     "gateway.observability": "gateway.generation adapters certificates",
@@ -102,45 +102,45 @@ ALLOWED: dict[str, str] = {
     "gateway.triton": "gateway.generation gateway.stops gateway.deltas gateway.errors adapters"
     " certificates guides",
     "gateway.generation": "gateway.stops gateway.deltas gateway.parsers adapters guides",
-    # What is left early, until the engine has let go of it.
+    # Requests that end early, until the engine has stopped them.
     "gateway.stops": "",
     "gateway.deltas": "gateway.parsers",
     "gateway.parsers": "gateway.errors",
     "gateway.errors": "",
     "gateway.memory": "",
-    # What is wrong and still holds.
+    # Reported problems that still exist.
     "gateway.troubles": "",
     "gateway.__init__": "",
     "lora_store": "adapters certificates",
-    # Model repository. Triton loads the five models, each from its own folder; only the core model
-    # has anything behind it, and only on a host without TensorRT-LLM.
-    # The GPT repository's core model is rendered with the modules of the other's.
+    # Model repository. Triton loads each of the five models from its own folder. Only the core
+    # model imports further packages, and only on a host without TensorRT-LLM. The GPT repository's
+    # core model is rendered together with the modules of the other core model.
     "triton_repo.gpt": "triton_repo.tensorrt_llm",
     "triton_repo.tensorrt_llm": "triton_repo.cpu_executor triton_repo.booleans",
     "triton_repo.llmapi": "triton_repo.cpu_executor",
     "triton_repo.tensorrt_llm_bls": "triton_repo.booleans",
     "triton_repo.preprocessing": "triton_repo.booleans",
     "triton_repo.postprocessing": "triton_repo.booleans",
-    # Adapters by path are read and converted as the gateway does it.
+    # Adapters given by path are read and converted like in the gateway.
     "triton_repo.cpu_executor": "adapters guides",
     "triton_repo.llmapi_repository": "triton_repo.render triton_repo.parameters",
     "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters triton_repo.releases",
     "triton_repo.render": "triton_repo.parameters triton_repo.releases",
     "triton_repo.parameters": "triton_repo.releases",
     "triton_repo.releases": "",
-    # Rendered beside each model in Python.
+    # `booleans` is rendered beside each Python model.
     "triton_repo.booleans": "",
     "triton_repo.fill_template": "",
     "triton_repo.__init__": "",
     "adapters": "",
-    # What TLS is made with, read again when files change.
+    # TLS contexts, and reloading of changed certificate files.
     "certificates": "",
-    # What a guide is, for the gateway and for the CPU executor.
+    # Guides, for the gateway and the CPU executor.
     "guides": "",
 }
 ORDER = {room: place for place, room in enumerate(ALLOWED)}
 
-# Library -> the places (rooms, or modules in them) that may import it; `tests` may import all.
+# Library -> packages or modules that may import it. `tests` may import all.
 LIBRARIES: dict[str, str] = {
     "dynamo": "bench.dynamo_worker",
     "fastapi": "gateway.api gateway.app bench.ordinary_gateway",
@@ -171,7 +171,7 @@ LIBRARIES: dict[str, str] = {
     "tensorrt_llm": "triton_repo.tensorrt_llm triton_repo.llmapi",
     "tokenizers": "gateway.tokenization triton_repo.cpu_executor bench demo",
     "torch": "triton_repo.tensorrt_llm demo",
-    # The gateway reads tokenizers itself, except those that have no tokenizer.json.
+    # The gateway reads tokenizers itself, except those without a tokenizer.json.
     "transformers": "gateway.tokenization.prompts triton_repo.preprocessing"
     " triton_repo.postprocessing triton_repo.tensorrt_llm bench demo",
     "triton_python_backend_utils": "triton_repo",
@@ -181,8 +181,8 @@ LIBRARIES: dict[str, str] = {
     "yaml": "gateway.config ops.commands triton_repo.llmapi docs",
 }
 
-# Names that a library does not document, beside those that begin with an underscore: the dotted
-# name, or the attribute, and the only places that may touch it.
+# Undocumented names of libraries without an underscore -> the only modules that may use them. A key
+# is a dotted name or an attribute. `PRIVATE` has the names with an underscore.
 UNDOCUMENTED: dict[str, str] = {
     "uvicorn.protocols": "gateway.http bench",
     "uvicorn.server.ServerState": "gateway.http",
@@ -191,24 +191,24 @@ UNDOCUMENTED: dict[str, str] = {
     "get_master_address": "lora_store.connect",  # redis-py
 }
 PRIVATE: dict[str, str] = {
-    # The name is upstream's interface in fact: their own model.py imports it.
+    # The name is public in practice: upstream's own model.py imports it.
     "tensorrt_llm.llmapi.tokenizer._xgrammar_tokenizer_info": "triton_repo.tensorrt_llm",
-    # So are these.
+    # Upstream's model.py imports this module too, and `demo.muon` uses torch's fused operations.
     "tensorrt_llm._utils": "triton_repo.llmapi",
     "_foreach_add_": "demo.muon",
     "_foreach_mul_": "demo.muon",
-    # An extra in messages that `bench` makes by hand.
+    # The field of protobuf messages that `bench` builds by hand.
     "_raw_content": "bench.transport",
     "_labelnames": "docs.generate",
-    # argparse has no other way to list the options of a parser.
+    # argparse has no public way to list the options of a parser.
     "_actions": "docs.generate_reference",
     "_SubParsersAction": "docs.generate_reference",
     "_choices_actions": "docs.generate_reference",
     "_group_actions": "docs.generate_reference",
     "_mutually_exclusive_groups": "docs.generate_reference",
-    "_info": "gateway.sources.remote",  # fsspec's coroutines are all named so ("Async")
+    "_info": "gateway.sources.remote",  # fsspec names all its coroutines like this ("Async")
 }
-# Underscored, and documented all the same: os, named tuples, and logging's HOWTO ("Optimization").
+# Names with an underscore that are documented: os, named tuples, and logging's HOWTO.
 DOCUMENTED = {"_fields", "_exit", "_replace", "_srcfile"}
 
 
@@ -222,7 +222,7 @@ def _told(breaches: list[str], rule: str) -> None:
 
 
 def test_the_table_points_down() -> None:
-    """Then no arrow that it allows can be part of a circle of rooms."""
+    """Check the table's order, which makes cycles between packages impossible."""
     _told(
         [
             f"{room} -> {below}"
@@ -308,7 +308,7 @@ def test_libraries_stay_in_their_rooms() -> None:
 
 
 def test_private_names_of_libraries_stay_where_they_are_declared() -> None:
-    """An underscored name that none of our files defines can only be a library's."""
+    """Check names with an underscore that no file of this project defines: they are a library's."""
     ours, breaches = sources().own_names | DOCUMENTED, []
     declared = PRIVATE | UNDOCUMENTED
     for found in sources().libraries():
@@ -342,7 +342,7 @@ def _in_table(module: str) -> bool:
 
 
 def _arrow(module: str, target: str) -> bool:
-    """Whether an import crosses rooms. What tests import is theirs to choose."""
+    """Return True if an import crosses packages. Imports of tests are not restricted."""
     return unit_of(module) not in ("tests", unit_of(target))
 
 
@@ -364,7 +364,7 @@ def _circle(graph: Mapping[str, set[str]]) -> list[str] | None:
 
 
 def main(root: Path = ROOT) -> None:
-    """Prints the figures of the checkout in `root`, by the table of this one."""
+    """Print the statistics of the checkout in `root`, using the table of this checkout."""
     read = Sources(root)
     rooms = {unit_of(module) for module in read.files} - {"tests"}
     arrows = {

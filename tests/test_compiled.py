@@ -1,4 +1,4 @@
-"""The wheel whose token path is compiled: what its modules do is what their sources say."""
+"""The wheel with a compiled token path: compiled modules behave like their sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"][
     "build"
 ]["targets"]["wheel"]["hooks"]["custom"]
-# Of each module those that are about it; of a served stream, its faults and those that leave it.
+# Tests of each compiled module, and of faults and disconnects during a served stream.
 TESTS = (
     "tests/gateway/api/test_answers.py",
     "tests/gateway/api/test_request_ends.py",
@@ -43,7 +43,7 @@ def test_what_is_listed_is_what_is_imported(path: str) -> None:
 @pytest.mark.slow
 def test_the_compiled_token_path_passes_the_tests_of_its_sources(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
-    # The tests need the CPU executor, too, which is not compiled.
+    # The tests also need the CPU executor, which is not compiled.
     for source in (ROOT, ROOT / "triton_repo/cpu_executor"):
         to = tmp_path / source.name
         built = subprocess.run(
@@ -58,8 +58,9 @@ def test_the_compiled_token_path_passes_the_tests_of_its_sources(tmp_path: Path)
         [wheel] = to.glob("*.whl")
         assert wheel.name.endswith("-none-any.whl") == (source != ROOT)
         zipfile.ZipFile(wheel).extractall(installed)
-    # Appended, the checkout comes behind the installed packages; a working directory, before them.
-    # One process: each would import all of it, at 5 s of CPU time.
+    # The tests must import the installed packages, so the checkout is appended to the path and is
+    # not the working directory. They run in one process, as each would import everything in 5 s of
+    # CPU time.
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=append"]
     command += ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not slow", *TESTS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

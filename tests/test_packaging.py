@@ -1,4 +1,4 @@
-"""What is installed: the lock files against pyproject.toml, and what the wheel holds."""
+"""Installed packages: lock files match pyproject.toml, and wheels have all files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 TOOLS: list[str] = PYPROJECT["dependency-groups"]["tools"]
 SBOM: list[str] = PYPROJECT["dependency-groups"]["sbom"]
 EXECUTOR = "triton_repo/cpu_executor"
-# What each lock file has to have.
+# Requirements that each lock file must contain.
 LOCKS: dict[str, list[str]] = {
     "gateway": PROJECT["dependencies"],
     "local": PROJECT["dependencies"] + EXTRAS["local"],
@@ -31,7 +31,7 @@ LOCKS: dict[str, list[str]] = {
     "tools": TOOLS,
     "sbom": SBOM,
 }
-# The extra `local` needs an older numpy than the gateway alone does, and what fits that one.
+# The extra `local` needs an older numpy, and an ml-dtypes that is compatible with it.
 MAY_DIFFER = {"numpy", "ml-dtypes"}
 
 
@@ -66,7 +66,7 @@ def test_the_locks_agree() -> None:
 
 
 def test_the_gateway_starts_without_what_its_lock_leaves_out() -> None:
-    """The image installs that lock and nothing else."""
+    """Check that optional packages are not imported: the image installs only this lock file."""
     installed = {canonicalize_name(name) for name in read_lock("gateway")}
     top_level = packages_distributions()
     missing = sorted(
@@ -127,7 +127,8 @@ def test_the_wheels_hold_the_product_and_its_data(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    # Scripts for Redis, templates and whatever else lies beside the code, and nothing besides.
+    # The wheels contain the scripts for Redis, templates and all other tracked files, and no
+    # others.
     assert names | executor == {
         name for name in tracked.stdout.splitlines() if name != f"{EXECUTOR}/pyproject.toml"
     }

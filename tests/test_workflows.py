@@ -1,4 +1,4 @@
-"""GitHub's workflows and the pre-commit hooks call make targets and tools that exist."""
+"""GitHub workflows and pre-commit hooks call only existing make targets and tools."""
 
 from __future__ import annotations
 

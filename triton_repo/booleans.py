@@ -1,7 +1,8 @@
 """Parser of boolean parameters in config.pbtxt, shared by checks and models.
 
 Each Python model gets a copy of this file, which therefore imports nothing of this project. Words
-that are refused here, upstream's models and backend silently read as false or as a default.
+that this parser refuses are no errors upstream: the models and the backend there silently read such
+words as false or as the default.
 """
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
@@ -11,9 +12,11 @@ MODEL_TRUE, MODEL_FALSE = (*TRUE, "t", "yes", "y"), (*FALSE, "f", "no", "n")
 
 
 def parse_boolean(value: str, *, of_text_model: bool = False) -> bool:
-    """Return the value of a boolean parameter of the core model or, if so marked, of a text model.
+    """Return the value of a boolean parameter.
 
-    Raises ValueError for a word that the model does not accept.
+    Set `of_text_model` for a parameter of preprocessing, postprocessing or tensorrt_llm_bls. The
+    default is for a parameter of the core model. Raises ValueError for a word that the model does
+    not accept.
     """
     true, false = (MODEL_TRUE, MODEL_FALSE) if of_text_model else (TRUE, FALSE)
     word = value.lower()

@@ -1,9 +1,10 @@
 """Replace `${name}` in a config.pbtxt by values from `key:value,key:value`.
 
-Works like tools/fill_template.py of tensorrtllm_backend v0.16 and later, with the same escapes. A
-backslash takes the next character literally. The text is split twice, at commas and then at colons:
-write a comma in a value as `\\,` and a colon as `\\\\:`. Missing keys stay as `${name}`. Both
-backends read such a string parameter as unset; Triton cannot parse such a number.
+The command works like tools/fill_template.py of tensorrtllm_backend v0.16 and later, and has the
+same escapes. A backslash takes the next character literally. The text is split twice, at commas and
+then at colons: write a comma in a value as `\\,` and a colon as `\\\\:`. A missing key stays as
+`${name}`. Both backends treat a string parameter with this text as unset. Triton cannot parse such
+a number.
 
     python -m triton_repo.fill_template [-i] FILE "key:value,key:value"
 """
@@ -26,9 +27,9 @@ class SubstitutionError(ValueError):
 
 
 def parse_substitutions(text: str) -> dict[str, str]:
-    """Return the values by key. The last value of a repeated key counts.
+    """Return the values by key. If a key is repeated, its last value is returned.
 
-    Raises SubstitutionError with the first part that is not one key and one value.
+    Raises SubstitutionError, with the wrong text, unless each item is one key and one value.
     """
     values: dict[str, str] = {}
     for part in _split(text, ",") if text else ():
@@ -43,12 +44,15 @@ def parse_substitutions(text: str) -> dict[str, str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the template's text with `values` filled in, and `PRESET` for keys without a value."""
+    """Return the template's text with values filled in.
+
+    A key without a value gets the value in `PRESET`, if there is one.
+    """
     return Template(template).safe_substitute({**PRESET, **values})
 
 
 def unknown_keys(template: str, values: Mapping[str, str]) -> list[str]:
-    """Return the keys that do not occur in the template. Upstream refuses such keys since v0.19."""
+    """Return the keys that do not occur in the template. Upstream refuses them since v0.19."""
     read = re.sub(r"(?m)^ *#.*$", "", template)
     return [key for key in values if key not in read]
 
@@ -65,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Fill one file and return the exit code: 1 for an unreadable file or wrong substitutions."""
+    """Fill one file. Return the exit code: 1 for an unreadable file or wrong substitutions."""
     try:
         values = parse_substitutions(parsed.substitutions)
         template = parsed.file.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """Renderer of the GPT repository, `all_models/gpt` of tensorrtllm_backend.
 
-The repository has neither in-flight batching nor streaming: its `tensorrt_llm` sends complete
-answers, one static batch after another. The templates in `gpt` have only string values: every
-version of upstream's `fill_template.py` can fill them.
+The repository has neither in-flight batching nor streaming. Its `tensorrt_llm` runs one static
+batch after another, and sends complete answers. The templates in `gpt` have only string values,
+because every version of upstream's `fill_template.py` can fill these.
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE)
 PARAMETERS = (
     Parameter("engine_dir", (CORE,), text(), mandatory=True),
     Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
-    # Set these explicitly, because the releases' defaults differ.
+    # Set both parameters explicitly, because their defaults differ between releases.
     Parameter("add_special_tokens", (PREPROCESSING,), boolean(), default="true"),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean(), default="true"),
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
-    # Polling interval for disconnected clients. Upstream's GPT repository does not have this
-    # parameter; inflight_batcher_llm does.
+    # Polling interval for disconnected clients, in milliseconds. Upstream's GPT repository does not
+    # have this parameter; inflight_batcher_llm does.
     Parameter("cancellation_check_period_ms", (CORE,), integer(1), default="100"),
 )
 
-# By model: its Python files, as paths below `TEMPLATES`. All except the GPT repository's own
-# model.py are shared with inflight_batcher_llm.
+# The Python files of each model, as paths below `TEMPLATES`. The GPT repository has its own
+# model.py of `tensorrt_llm`, and shares all other files with inflight_batcher_llm.
 _MODULES = {
     PREPROCESSING: ("preprocessing/1/model.py", "booleans.py"),
     CORE: (
@@ -63,8 +63,8 @@ def render_gpt(
         release: one of `triton_repo.releases.RELEASES`, which differ only in names of inputs.
 
     Raises:
-        RenderError: the release is unknown, or a parameter is unknown, missing or not allowed. All
-            problems are named at once.
+        RenderError: the release is unknown, or a parameter is unknown, missing or not allowed. The
+            message lists all problems.
     """
     if release not in RELEASES:
         raise RenderError(f"release: found {release}; allowed: {', '.join(RELEASES)}")

@@ -1,7 +1,7 @@
 """Renderer of the llmapi repository, whose only model runs both the tokenizer and the engine.
 
-TensorRT-LLM's Triton backend has this repository since release 1.0, and no other one since July
-2026.
+TensorRT-LLM's Triton backend has this repository since release 1.0. Since July 2026 it has no other
+repository.
 """
 
 import re
@@ -25,7 +25,7 @@ from triton_repo.parameters import (
 from triton_repo.render import TEMPLATES, values
 
 MAIN, V1_3, V1_2 = "main", "1.3", "1.2"
-# By release: a pattern of the inputs that the release's config.pbtxt does not have yet.
+# For each release, a pattern of the inputs that its config.pbtxt does not have yet.
 _LACKS = {MAIN: "", V1_3: "image_url", V1_2: r"image_url|lora_\w+"}
 _OWN = (CORE,)
 
@@ -53,8 +53,8 @@ PARAMETERS = (
     Parameter("model", _OWN, _quoted_text(), mandatory=True),
     Parameter("tokenizer", _OWN, _quoted_text(), default="null"),
     Parameter("decoupled", _OWN, boolean(), default="true"),
-    # Release of upstream's model that this project's model imitates. Upstream does not have this
-    # parameter.
+    # Release of upstream's model that this project's model imitates. The parameter exists only in
+    # this project.
     Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),
     Parameter("polls_ended_requests", _OWN, boolean(), default="false"),
     Parameter("cancellation_check_period_ms", _OWN, integer(1), default="100"),
@@ -66,10 +66,10 @@ PARAMETERS = (
     Parameter("max_seq_len", _OWN, integer(1), default="null"),
     Parameter("enable_chunked_prefill", _OWN, boolean(), default="null"),
     Parameter("enable_block_reuse", _OWN, boolean(), default="true"),
-    # Write the LLM API's own default, because the API may not accept null.
+    # Write the LLM API's default explicitly, because the API may not accept null.
     Parameter("free_gpu_memory_fraction", _OWN, fraction(), default="0.9"),
     Parameter("max_tokens_in_kv_cache", _OWN, integer(1), default="null"),
-    # If none of these is given, the model is loaded without adapters.
+    # Parameters of LoRA. If none of them is given, the model is loaded without adapters.
     *_LORA,
 )
 
@@ -85,7 +85,7 @@ def render_llmapi(destination: Path, parameters: Mapping[str, Value], *, model: 
         model: the model's name in Triton.
 
     Raises:
-        RenderError: a parameter is unknown, missing or not allowed. All problems are named at once.
+        RenderError: a parameter is unknown, missing or not allowed. The message lists all problems.
     """
     written = values({entry.name: entry for entry in PARAMETERS}, parameters, _OWN)
     source, version = TEMPLATES / "llmapi" / CORE, destination / model / "1"

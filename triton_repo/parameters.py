@@ -2,13 +2,13 @@
 
 Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19. Sources
 are `docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend. The template set
-V0_20 has the parameters of v0.19. All sets here have guided decoding, which upstream added in v0.19
-(the backend llguidance later).
+V0_20 has the parameters of v0.19. All template sets have guided decoding, which upstream added in
+v0.19. Upstream added the backend llguidance later.
 
-Two parameters are specific to this project. `lora_weights_data_type` is the type of LoRA weights:
-the templates contain float16, like upstream's, and `render` replaces it. With upstream's files, an
-engine with another type requires editing three files by hand. `trust_remote_code` allows code in
-a tokenizer's folder to run; upstream's models always run such code.
+Two parameters are specific to this project. `lora_weights_data_type` is the type of LoRA weights.
+The templates contain float16, like upstream's, and `render` replaces it; upstream's users edit
+three files by hand. `trust_remote_code` allows code in a tokenizer's folder to run. Upstream's
+models always run such code.
 """
 
 import re
@@ -75,7 +75,7 @@ def boolean() -> ParameterKind:
 
 def text() -> ParameterKind:
     def write(value: Value) -> str | None:
-        # Refuse ${...}, because both Triton backends read such a value as unset.
+        # Refuse ${...}, because both Triton backends treat such a value as unset.
         if not isinstance(value, str) or not value.isprintable() or not value or "${" in value:
             return None
         return value.replace("\\", "\\\\").replace('"', '\\"')
@@ -84,7 +84,7 @@ def text() -> ParameterKind:
 
 
 def is_boolean(kind: ParameterKind) -> bool:
-    """Return True for the type of booleans. Models accept different words for them."""
+    """Return True for the type of boolean parameters. Models accept different words as booleans."""
     return kind.allowed == _BOOLEAN
 
 
@@ -142,14 +142,14 @@ class Parameter:
 DATA_TYPE = one_of("TYPE_FP32", "TYPE_FP16", "TYPE_BF16")
 
 PARAMETERS = (
-    # Several models
+    # Parameters of several models
     Parameter("triton_max_batch_size", MODELS, integer(1), mandatory=True),
     Parameter("decoupled_mode", (CORE, BLS), boolean(), mandatory=True),
     Parameter("logits_datatype", (CORE, ENSEMBLE, BLS), DATA_TYPE, mandatory=True),
     Parameter("lora_weights_data_type", (CORE, ENSEMBLE, BLS), DATA_TYPE, default="TYPE_FP16"),
     Parameter("engine_dir", (CORE, PREPROCESSING), text(), mandatory=True),
     Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
-    # preprocessing and postprocessing
+    # Parameters of preprocessing and postprocessing
     Parameter("preprocessing_instance_count", (PREPROCESSING,), integer(1), mandatory=True),
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
     Parameter("add_special_tokens", (PREPROCESSING,), boolean()),
@@ -158,13 +158,13 @@ PARAMETERS = (
     Parameter("max_num_images", (PREPROCESSING,), integer(1)),
     Parameter("postprocessing_instance_count", (POSTPROCESSING,), integer(1), mandatory=True),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean()),
-    # tensorrt_llm_bls
+    # Parameters of tensorrt_llm_bls
     Parameter("bls_instance_count", (BLS,), integer(1), mandatory=True),
     Parameter("accumulate_tokens", (BLS,), boolean()),
     Parameter("tensorrt_llm_model_name", (BLS,), text()),
     Parameter("tensorrt_llm_draft_model_name", (BLS,), text()),
     Parameter("multimodal_encoders_name", (BLS,), text()),
-    # tensorrt_llm: the server's side
+    # Parameters of tensorrt_llm: Triton
     Parameter("triton_backend", (CORE,), one_of("tensorrtllm", "python"), mandatory=True),
     Parameter("max_queue_delay_microseconds", (CORE,), integer(), mandatory=True),
     Parameter(
@@ -181,7 +181,7 @@ PARAMETERS = (
     Parameter("stats_check_period_ms", (CORE,), integer(1)),
     Parameter("iter_stats_max_iterations", (CORE,), integer()),
     Parameter("request_stats_max_iterations", (CORE,), integer()),
-    # tensorrt_llm: the engine
+    # Parameters of tensorrt_llm: the engine
     Parameter("encoder_engine_dir", (CORE,), text()),
     Parameter(
         "batching_strategy",
@@ -201,7 +201,7 @@ PARAMETERS = (
     Parameter("multi_block_mode", (CORE,), boolean()),
     Parameter("cuda_graph_mode", (CORE,), boolean()),
     Parameter("cuda_graph_cache_size", (CORE,), integer()),
-    # tensorrt_llm: the KV cache
+    # Parameters of tensorrt_llm: the KV cache
     Parameter("max_tokens_in_paged_kv_cache", (CORE,), integer(1)),
     Parameter("max_attention_window_size", (CORE,), integers()),
     Parameter("sink_token_length", (CORE,), integer()),
@@ -211,13 +211,13 @@ PARAMETERS = (
     Parameter("kv_cache_onboard_blocks", (CORE,), boolean()),
     Parameter("enable_kv_cache_reuse", (CORE,), boolean(), releases=(V0_17,)),
     Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=SINCE_V0_19),
-    # tensorrt_llm: the LoRA cache
+    # Parameters of tensorrt_llm: the LoRA cache
     Parameter("lora_cache_optimal_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_max_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_gpu_memory_fraction", (CORE,), fraction()),
     Parameter("lora_cache_host_memory_bytes", (CORE,), integer(1)),
     Parameter("lora_prefetch_dir", (CORE,), text(), releases=SINCE_V0_19),
-    # tensorrt_llm: decoding
+    # Parameters of tensorrt_llm: decoding
     Parameter(
         "decoding_mode",
         (CORE,),
@@ -232,8 +232,8 @@ PARAMETERS = (
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
-    # tensorrt_llm: guided decoding. With triton_backend python it needs tokenizer_dir, with
-    # tensorrtllm the output file of generate_xgrammar_tokenizer_info.py.
+    # Parameters of tensorrt_llm: guided decoding. `triton_backend: python` needs tokenizer_dir;
+    # `tensorrtllm` needs the output file of generate_xgrammar_tokenizer_info.py.
     Parameter("guided_decoding_backend", (CORE,), one_of("xgrammar", "llguidance")),
     Parameter("tokenizer_dir", (CORE,), text()),
     Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),

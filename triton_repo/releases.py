@@ -1,13 +1,13 @@
 """The template sets of `inflight_batcher_llm`, each named after the first release that uses it.
 
-A template is stored in the form of v0.17, which upstream's `fill_template.py` can fill. Marks
-select lines for other sets. A comment that begins with `#0.19 ` contains a line of the sets since
-v0.19. A line that ends with ` #0.17` belongs only to the sets up to v0.17. In Python files such
-lines end with `# since 0.19` and `# until 0.17`.
+A template file is valid for v0.17, and upstream's `fill_template.py` can fill it. Marks in its
+lines change it for the other sets. A comment that begins with `#0.19 ` contains a line for the sets
+since v0.19. A line that ends with ` #0.17` belongs only to the sets up to v0.17. In Python files
+such lines end with `# since 0.19` and `# until 0.17`.
 
-V0_20 is for NVIDIA's containers since 25.05. The first of these has TensorRT-LLM 0.19.0, but other
-input names than upstream's tag v0.19.0, which uses V0_19. Each backend reads only the names of its
-own set and silently ignores others.
+V0_20 is for NVIDIA's containers since 25.05. The first of these containers has TensorRT-LLM 0.19.0,
+but its input names differ from upstream's tag v0.19.0, which uses V0_19. A backend reads only the
+names of its own set and silently ignores all others.
 
 See decision 050 in docs/decisions.
 """
@@ -25,7 +25,7 @@ _MARKED_LINE = re.compile(r"(?m)^(.*)  # (since|until) (0\.\d+)\n")
 
 
 def template_of(release: str, template: str) -> str:
-    """Return a template's text for one template set, without marks."""
+    """Return the text of a template for one template set, without marks."""
 
     def select(line: re.Match[str]) -> str:
         indent, since, text, until = line.groups()
@@ -35,7 +35,7 @@ def template_of(release: str, template: str) -> str:
 
 
 def module_of(release: str, module: str) -> str:
-    """Return a Python module's text for one template set, without marks."""
+    """Return the text of a Python module for one template set, without marks."""
 
     def select(line: re.Match[str]) -> str:
         text, word, named = line.groups()

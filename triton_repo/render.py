@@ -13,7 +13,7 @@ from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 
 TEMPLATES = Path(__file__).parent
 BOOLEANS = TEMPLATES / "booleans.py"
-"""Module that Python models import: each of them gets a copy in its version folder."""
+"""Module that the Python models import. Each model's version folder gets a copy."""
 # Matches the core model's name in its own config.pbtxt and in the ensemble's steps.
 _CORE_NAMED = re.compile(rf'(?m)^( *(?:model_)?name: "){CORE}(")$')
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
@@ -38,15 +38,16 @@ def render(
     Args:
         destination: the model repository; created with its parents.
         parameters: values by name, for the names in `triton_repo.parameters.PARAMETERS` that belong
-            to `models` and `release`. A string is converted to the parameter's type.
+            to `models` and `release`. Values may be strings, which are converted to the parameter's
+            type.
         models: the models to render.
         release: one of `triton_repo.releases.RELEASES`.
-        core_name: name in Triton of the model `tensorrt_llm`. Its folder and the models that call
-            it use this name, too.
+        core_name: name of the model `tensorrt_llm` in Triton. Its folder has this name, and the
+            models that call it use the name.
 
     Raises:
         RenderError: a release, a model or a parameter is unknown, a mandatory parameter is missing,
-            or a value has the wrong type or is not allowed. All problems are named at once.
+            or a value has the wrong type or is not allowed. The message lists all problems.
     """
     if release not in RELEASES:
         raise RenderError(f"release: found {release}; allowed: {', '.join(RELEASES)}")
@@ -87,11 +88,14 @@ def core_inputs(release: str) -> frozenset[str]:
 def filled_values(
     parameters: Mapping[str, Value], models: Sequence[str] = MODELS, release: str = DEFAULT
 ) -> dict[str, str]:
-    """Return the pbtxt text of each parameter of `models`. Raises RenderError as `render` does."""
+    """Return each parameter of `models` as text for config.pbtxt.
+
+    Raises RenderError as `render` does.
+    """
     table: dict[str, Parameter] = {}
     for entry in parameters_of(release):
-        # Prefer the mandatory entry: a parameter may be mandatory in one model and optional in
-        # another.
+        # Prefer the entry that is mandatory: a parameter may be mandatory in one model and optional
+        # in another.
         if set(entry.models) & set(models) and (entry.mandatory or entry.name not in table):
             table[entry.name] = entry
     return values(table, parameters, models)
@@ -100,7 +104,10 @@ def filled_values(
 def values(
     table: Mapping[str, Parameter], parameters: Mapping[str, Value], models: Sequence[str]
 ) -> dict[str, str]:
-    """Return the pbtxt text of each parameter in `table`. Raises RenderError as `render` does."""
+    """Return each parameter in `table` as text for config.pbtxt.
+
+    Raises RenderError as `render` does.
+    """
     problems = [
         f"{name}: unknown parameter; allowed for {', '.join(models)}: {', '.join(sorted(table))}"
         for name in parameters

@@ -1,7 +1,7 @@
 """Remove unneeded files from an installed environment: ``python lean.py FOLDER``.
 
-Wheels include their tests, sources for compiling extensions, types for type checkers, and debug
-symbols. None of the removed modules is imported by others.
+Wheels contain tests, sources for compiling extensions, types for type checkers, and debug symbols.
+No other module imports the removed modules.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 
 FOLDERS = ("tests", "f2py", "distutils", "include")
-"""The last three are numpy's: they compile extensions."""
+"""Folders to remove. The last three belong to numpy, for compiling extensions."""
 
 PACKAGES = ("grpc/beta", "grpc/framework", "numpy/testing", "tritonclient/http")
 """Interfaces of grpc from before 1.0, test helpers, and a client that needs gevent."""
 
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),
-    # numpy's, imported by its tests only.
+    # modules of numpy that only its tests import
     *("_simd.*.so", "_*_tests.*.so", "_struct_ufunc_tests.*.so"),
 )
 
@@ -43,8 +43,8 @@ def strip(library: Path) -> None:
     """Truncate a library after the last byte that is loaded.
 
     This removes debug information, all symbols except those for dynamic linking, and the section
-    table, which only tools read. binutils would do it, but the image has none, and PyPI has no
-    package of them.
+    table, which only tools read. binutils could do this, but the image does not have binutils, and
+    PyPI has no package of it.
     """
     data = bytearray(library.read_bytes())
     if not data.startswith(_ELF_64_LITTLE_ENDIAN):
@@ -56,7 +56,7 @@ def strip(library: Path) -> None:
         [offset] = struct.unpack_from("<Q", data, header + 8)
         [length] = struct.unpack_from("<Q", data, header + 32)
         end = max(end, offset + length)
-    struct.pack_into("<Q", data, 40, 0)  # position and size of the section table: none
+    struct.pack_into("<Q", data, 40, 0)  # position 0: the file has no section table now
     struct.pack_into("<HH", data, 60, 0, 0)
     library.write_bytes(data[:end])
 

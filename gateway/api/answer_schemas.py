@@ -1,8 +1,8 @@
-"""Models that describe the server's answers in the OpenAPI document.
+"""pydantic models of this server's responses, for the OpenAPI document.
 
-Most of these models are never instantiated: generations are written as bytes (`answers`), errors by
-the error handlers. A model has the members that a client may rely on. Members that an answer may
-lack have defaults.
+Most of these models are never instantiated: `answers` writes generations as bytes, and the error
+handlers write errors. Each model has the members that clients may rely on. A member with a default
+may be missing from a response.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ _Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Described(BaseModel):
-    """Base of models that mainly serve the OpenAPI document. pydantic builds each on first use."""
+    """Base class of models for the OpenAPI document. pydantic builds each model on first use."""
 
     model_config = ConfigDict(defer_build=True)
 
 
 class AnswerModel(Described):
-    """Base of models that answers are serialized from. Members with defaults are always present."""
+    """Base class of models that responses are serialized from. All members are always sent.
+
+    So the OpenAPI document lists members with defaults as required, too.
+    """
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 

@@ -1,4 +1,7 @@
-"""Authentication by the headers `authorization` or `x-api-key`, and by the port of a request."""
+"""Authentication of tenants by API key, and of admins by API key and port.
+
+Keys are read from the headers `authorization` and `x-api-key`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def authenticate_tenant(request: Request) -> Tenant | None:
     """Return the tenant whose key was sent; None if the gateway needs no keys.
 
     Raise InvalidKey for a missing or wrong key, and KeysUnavailable if a key cannot be checked now.
-    If the gateway needs no keys, raise ForWebsites for a request that a website sent.
+    If the gateway needs no keys, raise ForWebsites for a request from another website's page.
     """
     scope = request.scope
     tenant = service_of(scope).access.tenant(credentials_of(scope))
@@ -32,16 +35,16 @@ def authenticate_tenant(request: Request) -> Tenant | None:
 
 
 def credentials_of(scope: Scope) -> Sequence[str]:
-    """Return the credentials of a request, each as a value of `Authorization`: `Bearer KEY`.
+    """Return the request's API keys, each in the form of an `Authorization` value: `Bearer KEY`.
 
-    Anthropic's clients send the key in the header `x-api-key`. A program may send both headers, one
-    of them for another server. So either header may hold the key of this gateway.
+    Anthropic's clients send the key in the header `x-api-key`. A client may send both headers, with
+    the key of another server in one of them. So the caller must try each returned key.
     """
     return credentials_in(exchange_of(scope).fields)
 
 
 def credentials_in(fields: Mapping[bytes, bytes]) -> Sequence[str]:
-    """Return the credentials in these request headers, in the form of `credentials_of`."""
+    """Return the API keys in the headers `fields`, in the same form as `credentials_of`."""
     authorization = fields.get(b"authorization")
     found = [] if authorization is None else [authorization.decode("latin-1")]
     if (key := fields.get(b"x-api-key")) is not None:
@@ -58,9 +61,10 @@ async def _get_service(request: Request) -> Service:
 
 
 async def _make_audit(request: Request) -> Audit:
-    """Return the audit log of an admin. Raise UnknownUrl on a port that is not for admins.
+    """Return the audit log for actions of the calling admin.
 
-    Errors of `Access.admin` for a missing or wrong key pass through.
+    Raise UnknownUrl on a port that is not for admins. Raise the errors of `Access.admin` for a
+    missing or wrong key.
     """
     _check_port(request)
     return Audit(_check_admin_key(request))
@@ -73,11 +77,15 @@ async def _get_service_for_admin(
 
 
 def authenticate_metrics_reader(request: Request) -> Service:
-    """Return the service if the caller may read metrics. Metrics contain tenant names.
+    """Return the service if the caller may read metrics, which contain tenant names.
 
     If there is a separate admin port, any caller on that port may read metrics. Otherwise an
-    admin's key is needed, unless the gateway needs no keys at all. Errors of the checks pass
-    through.
+    admin's key is needed, unless the gateway needs no keys at all.
+
+    Raises:
+        UnknownUrl: The request did not come to the admin port.
+        ForWebsites: The gateway needs no keys, and another website's page sent the request.
+        GatewayError: The key is missing or wrong; see `Access.admin`.
     """
     _check_port(request)
     service = service_of(request.scope)

@@ -25,9 +25,9 @@ from gateway.http.http_errors import ContentTooLarge, UnsupportedMediaType
 M = TypeVar("M", bound=BaseModel)
 
 LARGE_BODY_BYTES = 64 * 1024
-"""Body size in bytes above which the rest is read only with a share of the body budget."""
+"""Body size in bytes. Reading more than this needs a share of the memory budget for bodies."""
 
-# Media types of a JSON body. The last two are the defaults of curl and of `fetch` in browsers.
+# Accepted media types of a JSON body. curl and `fetch` in browsers send the last two by default.
 _JSON_MEDIA_TYPES = frozenset(
     {"", "application/json", "text/json", "application/x-www-form-urlencoded", "text/plain"}
 )
@@ -117,7 +117,10 @@ async def _read_json(request: Request, model: type[M], limit: int) -> M:
 
 
 def parse_json(model: type[M], body: bytes) -> M:
-    """Return a JSON body as `model`; an empty body counts as `{}`. Raise InvalidRequest."""
+    """Parse a JSON body as `model`. An empty body counts as `{}`.
+
+    Raise InvalidRequest if the body is not valid JSON or does not fit the model.
+    """
     try:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:

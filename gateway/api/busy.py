@@ -1,4 +1,4 @@
-"""Requests that find the event loop busy: which of them may wait, and how the rest is refused.
+"""Refusal of requests while the event loop is overloaded.
 
 A refusal must cost much less than an answer. So nothing here reads a body or writes a log line.
 """
@@ -28,7 +28,7 @@ _COUNT_INTERVAL_S = 0.1
 
 
 class BusyDoor:
-    """The `http.start_gate.Door` of one process, which builds and counts the refusals."""
+    """Implementation of `http.start_gate.Door` that builds and counts the refusals of a process."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class BusyDoor:
         """Create the door.
 
         Args:
-            paths: the paths to which POST requests may wait.
+            paths: the paths at which POST requests may wait; all other requests start at once.
             origins: the origins whose browser pages may read a refusal; `*` for all.
-            exposed: the names of response headers that such pages may read, comma-separated.
-            service: returns the service.
+            exposed: the names of response headers that those pages may read, comma-separated.
+            service: function that returns the service.
         """
         self._paths = frozenset(paths)
         self._origins = frozenset(origins)
@@ -66,8 +66,8 @@ class BusyDoor:
     ) -> RefusalAnswer:
         self._note(path, tenant)
         answer = _answer(max(1, math.ceil(wait_s)), is_anthropic=is_anthropic(path, fields))
-        # Nothing is looked up by this id, so it need not be hard to guess. The system's random
-        # numbers would take longer than the rest of the refusal.
+        # Use fast random numbers: no data is stored under this id, so the id may be guessable.
+        # Random numbers of the operating system would take longer than the rest of the refusal.
         own_id = find_own_id(fields) or b"%032x" % getrandbits(128)
         lines = b"%bx-request-id: %b\r\n%b" % (answer.header_lines, own_id, self._cors(fields))
         return RefusalAnswer(answer.status, lines, answer.body)
@@ -80,7 +80,7 @@ class BusyDoor:
     def count(self) -> None:
         """Add the refusals since the last call to the metrics.
 
-        Counting each refusal at once would take a third of the time of a refusal.
+        Refusals are added in batches: adding each one at once takes a third of a refusal's time.
         """
         service = self._service()
         for (path, tenant), refused in self._refused.items():

@@ -1,4 +1,4 @@
-"""Error responses in the protocol of the requested path."""
+"""Error responses in OpenAI's or Anthropic's protocol, depending on the request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failur
 def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
     """Return True if a request uses Anthropic's protocol.
 
-    The paths for models are the same in both protocols. For these paths, the header
+    OpenAI and Anthropic use the same paths for models. For these paths, the header
     `anthropic-version` decides.
     """
     return _is_at(path, _MESSAGES) or (_VERSION in fields and _is_at(path, _MODELS))

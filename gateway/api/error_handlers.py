@@ -1,4 +1,4 @@
-"""Exception handlers that build error responses, for FastAPI and the endpoints in front of it."""
+"""Exception handlers that build error responses, for endpoints with and without FastAPI."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _convert_framework_error(request: Request, error: HTTPException) -> GatewayE
         if "POST" in methods and _offers_websocket(request):
             return WebSocketNotOffered(path)
         return MethodNotAllowed(method, path, methods)
-    # Any other status comes from a malformed form.
+    # Starlette's form parser raises the other statuses, for a malformed form.
     kind = InvalidRequest if error.status_code < 500 else InternalError
     return kind(str(error.detail))
 
 
 def _list_methods(request: Request) -> list[str]:
-    """Return the methods of all routes for this path; Starlette reports only the first route's."""
+    """Return the methods of all routes for this path. Starlette's error is about one route."""
     fitting = [
         route.methods or ()
         for route in request.app.routes
@@ -72,4 +72,4 @@ HANDLERS: dict[type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Res
     StoreError: _handle_failure,
     HTTPException: _handle_framework_error,
 }
-"""The handler of each base class of errors."""
+"""The handler for each error class and its subclasses."""

@@ -22,7 +22,7 @@ from gateway.http import http_errors
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
 """Base classes of all errors in `TABLE`."""
 
-# Limits in characters: an error quotes what the client sent, which may be megabytes.
+# Limits in characters. Errors quote values from the client's request, which may be megabytes long.
 _MAX_MESSAGE = 2000
 _MAX_PARAM = 200
 
@@ -32,13 +32,14 @@ _CLIENT, _SERVER = "invalid_request_error", "server_error"
 
 
 class ErrorRow(NamedTuple):
-    """The HTTP form of an error class.
+    """The HTTP status and OpenAI error fields for an error class.
 
     Attributes:
         status: the HTTP status.
         type: OpenAI's `type`, which says whether the client or the server is at fault.
         code: OpenAI's `code`, a stable word that programs can check.
-        retry_after_s: seconds after which the same request may succeed; None if it will not.
+        retry_after_s: seconds after which a retry may succeed; None if a retry does not help, or if
+            the time depends on the error.
     """
 
     status: int
@@ -76,7 +77,7 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     errors.EngineError: ErrorRow(500, _SERVER),
     errors.EngineBroken: ErrorRow(500, _SERVER),
     errors.AdapterDoesNotFit: ErrorRow(500, _SERVER, "adapter_does_not_fit"),
-    # Not 503, which invites a retry: the operator ended the request on purpose.
+    # Use 500: the operator ended the request on purpose, and 503 would invite a retry.
     errors.EndedByAdmin: ErrorRow(500, _SERVER, "ended_by_operator"),
     errors.BadModelOutput: ErrorRow(502, _SERVER, "bad_model_output"),
     errors.Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
@@ -150,14 +151,14 @@ class ErrorResponse(NamedTuple):
 
 
 def build_response(error: Failure, body: Callable[[Failure], bytes] | None = None) -> ErrorResponse:
-    """Build the complete error response. `body` builds its body; None for OpenAI's envelope."""
+    """Return the complete error response. `body` encodes its body; None for OpenAI's envelope."""
     return ErrorResponse(
         TABLE[type(error)].status, _build_headers(error), (body or build_envelope)(error)
     )
 
 
 def build_envelope(error: Failure) -> bytes:
-    """Build OpenAI's error object as JSON."""
+    """Return OpenAI's error object as JSON."""
     param = None
     if isinstance(error, errors.InvalidRequest):
         param = error.param
@@ -175,8 +176,8 @@ def build_envelope(error: Failure) -> bytes:
 def status_of(error: BaseException | None) -> int:
     """Return the HTTP status for an error, 200 for None.
 
-    For an error after the response has started, only logs and metrics show this status: the client
-    has already received another one.
+    If the error occurred after the response headers were sent, the client has received another
+    status. Then only logs and metrics show the status returned here.
     """
     if error is None:
         return 200
@@ -184,7 +185,7 @@ def status_of(error: BaseException | None) -> int:
 
 
 def get_refusal_reason(error: Failure) -> str | None:
-    """Return the reason of a refusal as a word for operators; None if the error is no refusal."""
+    """Return a short reason for logs and metrics if the error is a refusal; else None."""
     if isinstance(error, errors.RateLimited):
         return error.limit
     if isinstance(error, errors.Overloaded) and error.cause is not None:
@@ -230,9 +231,10 @@ def _get_type(error: Failure) -> str:
 
 
 def build_message(error: Failure) -> str:
-    """Return the message for the client, valid in JSON."""
+    """Return the error's message for the client, cut to `_MAX_MESSAGE` characters."""
     if isinstance(error, StoreUnavailable):
-        return "The adapter store does not answer; try again."  # the error's text names servers
+        # Hide the error's text from clients, because it names internal servers.
+        return "The adapter store does not answer; try again."
     text = str(error)
     if isinstance(error, StoreError):
         text = f"{text[0].upper()}{text[1:]}."
@@ -240,6 +242,6 @@ def build_message(error: Failure) -> str:
 
 
 def _clip(text: str, limit: int) -> str:
-    """Return a text cut to `limit` characters, with lone surrogates (from form fields) replaced."""
+    """Cut a text to `limit` characters, and replace lone surrogates, which form fields may have."""
     text = text if len(text) <= limit else text[:limit] + "..."
     return text.encode(errors="replace").decode()

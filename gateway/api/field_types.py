@@ -15,23 +15,27 @@ from gateway.generation.options import MODEL_MAXIMUM
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-# Limit of the characters of all bad_words together. In the worst case, each becomes 8 token ids for
-# each choice: 4 ids in each of 2 spellings.
+# Maximum number of characters of all bad_words together. In the worst case, each character becomes
+# 8 token ids for each choice: 4 ids in each of 2 spellings.
 _MAX_BAD_WORD_CHARS = 4096
 INT32 = 2**31
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _to_int(value: Any) -> Any:
-    """Return 30 for 30.0, as some clients write all numbers as floats; other values unchanged."""
+    """Convert a float without a fraction, such as 30.0, to an integer.
+
+    Other values are returned unchanged. Some clients write all numbers as floats.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _to_int64(value: Any) -> Any:
-    """Return the value as `_to_int` does. Raise for an integer that does not fit 64 bits.
+    """Convert a value like `_to_int`. Raise PydanticCustomError if an integer exceeds 64 bits.
 
-    orjson reads a longer integer as the nearest float. That float may be equal to `MIN_INT64`, so
-    such a float is refused too. pydantic's own limits, `ge` and `le`, would be printed as floats.
+    orjson reads such an integer as the nearest float, which may be equal to `MIN_INT64`. So a
+    float equal to `MIN_INT64` is refused, too. pydantic's limits `ge` and `le` are not used: its
+    error messages would print them as floats.
     """
     number = _to_int(value)
     if type(number) is int:
@@ -62,7 +66,7 @@ def _check_total_chars(bad_words: list[str]) -> list[str]:
 
 
 def allow_unset(name: str) -> Callable[[dict[str, Any]], None]:
-    """Return a function for `json_schema_extra` that adds the values in `UNSET[name]` to a schema.
+    """Return a `json_schema_extra` function that adds the values in `UNSET[name]` to a schema.
 
     For the parameter `name`, these values mean the same as null.
     """
@@ -89,7 +93,7 @@ TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 # An empty string in a list would have no effect, so it is refused as a mistake.
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-# Unlike `Word`, may be empty: some clients send an empty string to set no stop string.
+# Unlike a `Word`, this may be empty: some clients send an empty string to set no stop string.
 StopString = Annotated[str, StringConstraints(max_length=1024)]
 StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOPS)]
 StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOPS)]

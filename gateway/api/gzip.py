@@ -1,4 +1,4 @@
-"""Streaming decompression of gzip bodies, so that the inflated size can be limited."""
+"""Streaming decompression of gzip bodies, with small chunks so that the size can be limited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from gateway.errors import InvalidRequest
 
 PIECE_BYTES = 64 * 1024
-"""Maximum of bytes that are decompressed at once. This takes a fraction of a millisecond."""
+"""Maximum size of a decompressed chunk. Decompressing it takes a fraction of a millisecond."""
 
 _GZIP = 16 + zlib.MAX_WBITS  # the gzip format (RFC 1952)
 _WRONG = "content-encoding: the body is not one complete gzip stream."

@@ -1,7 +1,8 @@
-"""Tools that a provider runs, or that a provider's models know without a schema.
+"""Hosted tools: tools that OpenAI or Anthropic runs, or that their models know without a schema.
 
-This server does not run such tools or describe them to the model. The prompt omits them, and
-`x-ignored-parameters` names them. Only a tool choice that demands a call of such a tool is refused.
+This server does not run such tools or describe them to the model. They are left out of the prompt
+and named in the header `x-ignored-parameters`. A request is refused only if its tool choice demands
+a call of such a tool.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from typing import NamedTuple
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
-# Limits of the hints, which are in memory during the answer. `ignored` limits the header.
+# Limits of the texts from `name_hosted`, which stay in memory until the response ends. The module
+# `ignored` limits the length of the header.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
 _MAX_MISSPELLED_CHARS = 16
 
 
 class HostedTool(NamedTuple):
-    """A hosted tool in a request: its `type`, and the path of that field as `param`."""
+    """A hosted tool in a request: its `type`, and the path of the field `type` in the body."""
 
     param: str
     type: str
 
 
 def find_meant_type(kind: str) -> str | None:
-    """Return the type, `function` or `custom`, that `kind` seems to misspell; None for neither.
+    """Return `function` or `custom` if `kind` looks like a misspelling of that type; else None.
 
-    The set of letters may differ by one letter. Without this check, a client's own tool with a
+    The two sets of letters may differ by one letter. Without this check, a client's own tool with a
     misspelled type would be left out like a hosted tool.
     """
     if len(kind) > _MAX_MISSPELLED_CHARS:
@@ -38,7 +40,10 @@ def find_meant_type(kind: str) -> str | None:
 
 
 def name_hosted(hosted: Sequence[HostedTool]) -> list[str]:
-    """Return a hint, `param=type`, for the first tool of each type; for 64 types at most."""
+    """Return names such as `tools[0].type=web_search` for the header `x-ignored-parameters`.
+
+    There is one name for each type of tool, and at most 64 names.
+    """
     first: dict[str, str] = {}
     for param, kind in hosted:
         first.setdefault(kind, param)

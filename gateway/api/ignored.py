@@ -13,18 +13,19 @@ MAX_NAME_CHARS = 200
 MAX_HEADER_CHARS = 2048
 _CUT = "..."
 _MORE_CHARS = len(", and 200000 more")
-# Characters to escape: all but visible ASCII, the comma (between names), and the backslash.
+# Characters to escape: all except visible ASCII, and also the comma and the backslash. A comma
+# separates two names.
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
 def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
-    """Return the header as a dict, empty without names. `more` is the number of further names."""
+    """Return the header as a dict, empty without names. `more` is the number of other names."""
     value = format_names(names, more)
     return {HEADER: value} if value else {}
 
 
 def format_names(names: Iterable[str], more: int = 0) -> str:
-    """Return the header's value: distinct names, comma-separated, then `and N more` for the rest.
+    """Return the header's value: distinct names, comma-separated, and `and N more` if it is cut.
 
     The value is visible ASCII and spaces, of at most `MAX_HEADER_CHARS` characters.
     """
@@ -42,7 +43,7 @@ def format_names(names: Iterable[str], more: int = 0) -> str:
 
 
 def escape(name: str) -> str:
-    r"""Return a name with all but visible ASCII escaped as in JSON (`\u00e9`), cut if long."""
+    r"""Escape the characters of `_UNSAFE` as in JSON (`\u00e9`), and cut a long name."""
     written = _UNSAFE.sub(_escape_char, name[: MAX_NAME_CHARS + 1])
     if len(written) > MAX_NAME_CHARS:
         written = written[: MAX_NAME_CHARS - len(_CUT)] + _CUT

@@ -24,18 +24,18 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
-# A body with more parts (see `_count_parts`) is parsed in a thread, not on the event loop. Bytes
-# alone do not say how long parsing takes: a tool or message costs up to 40 us, any other value up
-# to 1.5 us (tests/gateway/api/test_loop_turns.py).
+# Maximum number of parts (see `_count_parts`) of a body that is parsed on the event loop. A body
+# with more parts is parsed in a thread. The size in bytes does not predict the time: a tool or
+# message costs up to 40 us, any other value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
 _PARTS_PER_OBJECT = 32
 _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 
 
 class Intake:
-    """The shares of the memory budgets that one request holds, and the reader of its body.
+    """Reader of one request's body that holds the request's shares of the memory budgets.
 
-    Use it with `async with`, from before the body is read until the prompt is token ids. If the
+    Enter the context before the body is read, and leave it when the prompt is tokenized. If the
     client disconnects, the code inside is cancelled and ClientDisconnected is raised.
     """
 
@@ -69,7 +69,7 @@ class Intake:
     async def read(self, parse: Callable[[bytes], T]) -> T:
         """Read the body and return the result of `parse`.
 
-        Errors of `parse` and `read_body` pass through. Raise Overloaded if the budget is used up.
+        Raise the errors of `parse` and `read_body`, and Overloaded if the budget is used up.
         """
         body = [
             await read_body(
@@ -83,23 +83,24 @@ class Intake:
         return await self.work(lambda: parse(body.pop()))
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, run in a thread if it may take long for the body's size."""
+        """Return the result of `work`. Use a thread for a large body or after `offload`."""
         if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
-        # Count a small body as a large one here: its work was offloaded because it takes long.
+        # Charge at least the cost of a large body: work on a small body is only offloaded if it
+        # takes long.
         chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.threads.run(self._tenant, chars, work)
 
     def offload(self) -> None:
-        """Run all further work in a thread, for example because it is repeated many times."""
+        """Make all later calls of `work` use a thread, for example because the work is repeated."""
         self._offloads = True
 
     async def reserve_history(self, size: int) -> None:
         """Wait for a share of the history budget, for `size` bytes of a stored conversation.
 
         A smaller share from an earlier call is released first: waiting for a second share while
-        holding one could deadlock. Raise ConversationTooLarge if `size` exceeds the limit of a
-        body, and Overloaded if the wait is too long.
+        holding one could deadlock. Raise ConversationTooLarge if `size` exceeds `max_body_bytes`,
+        and Overloaded if the wait is too long.
         """
         max_bytes = self._service.settings.max_body_bytes
         if size > max_bytes:
@@ -127,8 +128,8 @@ class Intake:
 def _count_parts(body: bytes) -> int:
     """Estimate the number of values in a JSON body, weighted by their cost.
 
-    `<` counts as a part too, because most control tokens begin with this character. If a template
-    replaces words, each `<` costs 0.5 us.
+    Each `<` counts as a part, because most control tokens begin with this character. A template
+    that replaces words takes 0.5 us for each `<`.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
     return _PARTS_PER_OBJECT * body.count(b"{") + others

@@ -23,9 +23,10 @@ class MeantPath(NamedTuple):
 
 
 def find_meant_path(path: str) -> MeantPath | None:
-    """Return the endpoint that a client with an unknown path probably meant; None without one.
+    """Return the endpoint that a client probably meant by an unknown path; None if there is none.
 
-    The two paths may differ only in slashes and in the number of times `/v1` occurs.
+    The unknown path may differ from the right path only in slashes and in the number of times
+    `/v1` occurs.
     """
     found = _WRITTEN.fullmatch(path)
     if found is None:

@@ -1,7 +1,7 @@
 """GET /openapi.json: this server's OpenAPI 3.1 document, built from the routes on first request.
 
-FastAPI only knows the models that routes declare. This module adds the other models: bodies (see
-`body`), events of streams, and errors.
+FastAPI only finds models in the signatures and response models of routes. This module adds the
+models of request bodies (see `body`), of stream events, and of errors.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def document(request: Request) -> Response:
 
 
 def build(routes: Sequence[APIRoute]) -> bytes:
-    """Build the document of these routes as JSON."""
+    """Return the OpenAPI document for these routes as JSON."""
     described = get_openapi(
         title="triton-openai-gateway",
         version=version("triton-openai-gateway"),
@@ -120,7 +120,7 @@ def build(routes: Sequence[APIRoute]) -> bytes:
 
 
 def _allow_overlap(part: Any) -> None:
-    """Replace `oneOf` by `anyOf` in unions where an object may match several branches."""
+    """Replace `oneOf` by `anyOf`, in place, where an object may match several union branches."""
     if isinstance(part, list):
         for each in part:
             _allow_overlap(each)
@@ -134,14 +134,14 @@ def _allow_overlap(part: Any) -> None:
 
 
 def _without_head(route: APIRoute) -> APIRoute:
-    """Return a copy of a route without HEAD, which the document need not list."""
+    """Return a copy of a route without the method HEAD, so that the document does not list HEAD."""
     listed = copy(route)
     listed.methods = (route.methods or set()) - {"HEAD"}
     return listed
 
 
 def _build_schemas() -> dict[str, Schema]:
-    """Build the schemas of models that no route declares, by name."""
+    """Return the schemas, by name, of models that FastAPI does not find in the routes."""
     _, definitions = models_json_schema(
         [(model, "validation") for model in (*_REQUEST_MODELS, *_ANSWER_MODELS)],
         ref_template="#/components/schemas/{model}",
@@ -157,10 +157,10 @@ def _build_schemas() -> dict[str, Schema]:
 
 
 def _allow_unknown_names(schemas: dict[str, Schema]) -> None:
-    """Allow unknown names in the schemas of most requests, at any depth.
+    """Allow unknown fields in the schemas of most requests and of the objects inside them.
 
-    The schemas of the inputs of embeddings and reranking still forbid unknown names: the members of
-    an input are content, none of which can be ignored.
+    The schemas of inputs to embeddings and reranking still forbid unknown fields: every field of an
+    input affects the result, so none can be ignored.
     """
     waiting = [model.__name__ for model in (*_GENERATIONS, *_PLAIN_REQUESTS)]
     found = {embeddings.EmbeddingsRequest.__name__, rerank.RerankRequest.__name__, *waiting}

@@ -1,6 +1,6 @@
 """Parsing of requests without generation options.
 
-Unknown names are treated as in generation requests.
+Unknown fields are treated as in generation requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def read_plain(
     Args:
         request: The HTTP request.
         intake: The reader of the request's body.
-        model: The model of the body. The settings decide about names that are not its fields.
+        model: The pydantic model of the body. The settings decide if unknown fields are refused.
 
     Raises:
         InvalidRequest: A field is malformed, or its name is refused.

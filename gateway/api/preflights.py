@@ -1,4 +1,4 @@
-"""A log message about browser pages that are not allowed to call this gateway.
+"""Log message about browser pages that are not allowed to call this gateway.
 
 The browser only reports that the request failed, so the log is where operators find the reason.
 """
@@ -18,10 +18,10 @@ log = logging.getLogger("gateway.cors")
 
 
 class PreflightHints:
-    """The hint of one process, logged only once: anyone may send preflights without a key."""
+    """Logger of one hint per process. Anyone may send preflights, so the hint is not repeated."""
 
     def __init__(self, origins: Collection[str]) -> None:
-        """Create the hint. `origins` are the allowed origins; with `*`, nothing is logged."""
+        """Create the logger. `origins` are the allowed origins; with `*`, nothing is logged."""
         self._origins = origins
         self._is_logged = "*" in origins
 

@@ -24,7 +24,7 @@ def has_too_many(scope: Scope) -> bool:
 
 
 async def refuse_many(request: Request) -> Response:
-    """Refuse a request for which `has_too_many` is true, by raising InvalidRequest."""
+    """Raise InvalidRequest. This endpoint serves requests for which `has_too_many` is true."""
     found = request.scope["query_string"].count(b"&") + 1
     raise InvalidRequest(
         f"The URL has {found} parameters; allowed: {_MAX_PARAMETERS}. Send each parameter once."
@@ -32,7 +32,7 @@ async def refuse_many(request: Request) -> Response:
 
 
 def describe_parameter(name: str, description: str, **schema: Any) -> Schema:
-    """Describe a query parameter for the OpenAPI document."""
+    """Return a query parameter's description for the OpenAPI document."""
     return {"name": name, "in": "query", "description": description, "schema": schema}
 
 

@@ -11,7 +11,7 @@ from gateway.tenancy.limits.request import WINDOW_S
 
 
 def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
-    """Build the headers. The keys of `quotas` are the names of the limits."""
+    """Return the headers for a tenant's quotas. The keys of `quotas` are keys of `LIMITS`."""
     headers: dict[str, str] = {}
     if not quotas:
         return headers
@@ -21,7 +21,7 @@ def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
             continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
-        # Limits are counted in full seconds, so a limit may reset a second after the end of the
-        # window. Do not show that second.
+        # Show at most the length of the window. Limits are counted in full seconds, so a limit may
+        # reset up to a second after the window has ended.
         headers[f"x-ratelimit-reset-{name}"] = duration(min(quota.reset_ms, WINDOW_S * 1000))
     return headers

@@ -1,4 +1,4 @@
-"""Receipt of a request in any protocol: it is authenticated, counted, read and parsed."""
+"""Authentication, rate limiting, reading and parsing of a request in any protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from gateway.tenancy.limits.reservation import Reservation
 W = TypeVar("W", bound=Strict)
 
 Rename = Callable[[InvalidRequest], InvalidRequest]
-"""A function that returns an error with a chat's parameter renamed as in the client's protocol."""
+"""Function that returns an error with the name of its parameter in the client's protocol.
+
+The given error has the name of the parameter in a chat completion request.
+"""
 
 
 @dataclass(slots=True)
@@ -30,9 +33,9 @@ class ReceivedRequest(Generic[W]):
 
     Attributes:
         request: the HTTP request.
-        tenant: the tenant that sent the request; None without tenants.
+        intake: the reader of the body, which holds the request's shares of the memory budgets.
         intake: the request's shares of the memory budgets, and threads for work on its body.
-        reservation: counts the request, with one sequence, toward the tenant's limits.
+        reservation: the request's reservation of one sequence in the tenant's limits.
         wanted: the parsed body.
         hints: names of parameters without effect.
     """
@@ -54,9 +57,10 @@ class ReceivedRequest(Generic[W]):
 async def receive(
     request: Request, parse: Callable[[bytes], Parsed[W]], rename: Rename | None = None
 ) -> AsyncIterator[ReceivedRequest[W]]:
-    """Yield a request, read and parsed. Hold its memory budgets and its reservation meanwhile.
+    """Authenticate, count, read and parse a request, then yield it.
 
-    Raises errors that are listed in `failures.TABLE`. If the code inside the context raises
+    The request holds its shares of the memory budgets and its reservation until the context ends.
+    Raise the errors that are listed in `failures.TABLE`. If the code inside the context raises
     InvalidRequest, `rename` renames the parameter. Errors of `parse` already have the client's
     names.
     """

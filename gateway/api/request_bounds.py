@@ -1,4 +1,7 @@
-"""Bounds of a request that a tenant or a header sets: sequences, output tokens, time."""
+"""Limits of one request: sequences, output tokens and timeout.
+
+A tenant's configuration or a request header sets them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
-    """Return the number of sequences to generate. Each counts toward `concurrent_requests`.
+    """Return the number of sequences to generate. All of them count as `concurrent_requests`.
 
     Raise InvalidRequest if the number exceeds that limit of the tenant.
     """
@@ -38,9 +41,9 @@ def count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
 
 
 def parse_timeout(request: Request, max_s: float) -> float | None:
-    """Return the seconds in the header x-request-timeout if they are below `max_s`; else None.
+    """Return the timeout in seconds from the header x-request-timeout; None if there is none.
 
-    Raise InvalidRequest for a malformed header.
+    A timeout of `max_s` or more counts as none. Raise InvalidRequest for a malformed header.
     """
     given = header_of(request.scope, b"x-request-timeout")
     if given is None:
@@ -55,9 +58,10 @@ def parse_timeout(request: Request, max_s: float) -> float | None:
 
 
 def resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
-    """Return the output token limit of a choice: the request's, else the tenant's, else None.
+    """Return the maximum number of output tokens per choice: the request's, else the tenant's.
 
-    Raise InvalidRequest if the request asks for more than the tenant may have.
+    Return None if neither sets a limit. Raise InvalidRequest if the request asks for more than the
+    tenant may have.
     """
     asked = wanted.output_limit
     allowed = tenant.max_output_tokens if tenant else None

@@ -1,7 +1,7 @@
 """Middleware that gives every request an id and, at its end, a log line, a count and a trace span.
 
-A request is counted with the status at its end. A stream that fails later has sent status 200 in
-its headers, but counts as an error.
+A request is counted with the status at its end. A stream that fails after its headers were sent
+with status 200 counts as an error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger("gateway.requests")
 Handler = Callable[[Request], Awaitable[Response]]
 
 _CONTEXT, _SERVICE = "gateway.request", "gateway.service"
-# The status of a request whose client has left.
+# The status in logs and metrics if the client left before the response started.
 _DISCONNECTED_STATUS = status_of(ClientDisconnected())
 _BY_DEADLINE = (ClientDeadline, ClientDeadlineTooNear)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-# Paths that are not traced, as machines poll them every few seconds.
+# Paths that are not traced, because monitoring polls them every few seconds.
 _UNTRACED = {
     *("/health", "/health/live", "/health/ready", "/healthz", "/metrics", "/ping"),
     *("/v1/health/ready", "/v2/health/ready"),
@@ -80,7 +80,8 @@ class RequestLog:
         exchange.headers.append((b"x-request-id", context.request_id.encode("ascii")))
         service: Service = scope["app"].state.service
         scope[_SERVICE] = service
-        # A request from another worker has no port. That worker logs the client's request.
+        # Do not trace or log a request that another worker process forwarded: that worker traces
+        # and logs the client's request. A forwarded request has no server port.
         of_worker = scope["server"][1] is None
         if service.tracer is not None and scope["path"] not in _UNTRACED and not of_worker:
             context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
@@ -88,7 +89,7 @@ class RequestLog:
             await self._app(scope, receive, send)
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as unexpected:  # a panic in Rust is a BaseException
+        except BaseException as unexpected:  # includes panics of Rust extensions
             context.error = type(unexpected)
             if exchange.status:
                 context.late_status = status_of(unexpected)
@@ -117,7 +118,10 @@ class RequestLog:
 
 
 def service_of(scope: Scope) -> Service:
-    """Return the service, inside `RequestLog`. Ten times faster than Starlette's `app.state`."""
+    """Return the service for a request inside `RequestLog`.
+
+    This is ten times faster than Starlette's `app.state`.
+    """
     service: Service = scope[_SERVICE]
     return service
 
@@ -136,7 +140,7 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """Return the context of a request, inside `RequestLog`."""
+    """Return the context of a request inside `RequestLog`."""
     context: RequestContext = scope[_CONTEXT]
     return context
 
@@ -147,7 +151,7 @@ def is_request_id(text: str) -> bool:
 
 
 def find_own_id(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the client's valid request id in these headers; None without one."""
+    """Return the valid request id that the client sent in these headers; None if there is none."""
     given = headers.get(b"x-request-id")
     return given if given is not None and _SANE_ID.fullmatch(given) else None
 

@@ -1,4 +1,4 @@
-"""A router for FastAPI, and helpers for parts of the OpenAPI document that signatures lack."""
+"""FastAPI router, and OpenAPI descriptions that FastAPI cannot derive from signatures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DESCRIPTIONS = {
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 Name = Annotated[str, Path(json_schema_extra={"minLength": 1})]
-"""A path parameter. An empty name is refused as unknown, not as malformed."""
+"""A path parameter. An empty name gets the error for an unknown name, not for a malformed one."""
 
 
 def _build_operation_id(route: APIRoute) -> str:
@@ -46,7 +46,7 @@ def _build_operation_id(route: APIRoute) -> str:
 
 @contextmanager
 def _without_pydantic_1() -> Iterator[None]:
-    """Prevent FastAPI from importing `pydantic.v1`, which takes 1.4 MiB that nothing else uses.
+    """Prevent FastAPI from importing `pydantic.v1`, which would take 1.4 MiB of memory.
 
     FastAPI imports the module to check whether a route's models are of pydantic 1. None in
     `sys.modules` makes the import fail. FastAPI then assumes that pydantic has no such module.
@@ -84,7 +84,7 @@ class ApiRouter(APIRouter):
 
 
 def refusals(*statuses: int) -> dict[int | str, Schema]:
-    """Describe the errors of an operation for its `responses`; 500 is always included."""
+    """Return a route's `responses` for these error statuses and for 500."""
     return {
         status: {"description": _DESCRIPTIONS[status], "content": _ERROR}
         for status in sorted({*statuses, 500})
@@ -100,11 +100,11 @@ def needs(
     empty: bool = False,
     query: Sequence[Schema] = (),
 ) -> Schema:
-    """Describe the parts of a request that FastAPI does not read, for `openapi_extra`.
+    """Return a route's `openapi_extra`: the parts of a request that FastAPI does not read itself.
 
     Args:
         key: the kind of key; None for no key.
-        optional: True if a gateway may be configured without such keys.
+        key: the type of API key that the route needs; None for none.
         json: the model of a JSON body; `openapi.build` adds its schema to the document.
         form: the schema of a multipart form.
         empty: True if the body may be left out.

@@ -1,7 +1,7 @@
-"""Preparation and answer of a generation request in any protocol.
+"""Preparation and response of a generation request in any protocol.
 
-A protocol provides its request in OpenAI's form, a function that renders the prompts, and a writer
-of the answer. `receiving` has read and parsed the request before.
+Each protocol first converts its request to an OpenAI chat or completion request. It also provides a
+function that renders the prompts, and a writer of the response.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from gateway.service import Service
 from gateway.tenancy.accounting import Account
 from gateway.tokenization.chat_format import ChatFormat
 
-# Tokens whose log probabilities are written on the event loop: this takes at most 5 ms. Answers
-# with more are written in a thread.
+# Maximum number of log probabilities to encode on the event loop, which takes at most 5 ms. If an
+# answer has more, it is encoded in a thread.
 _MAX_INLINE_LOGPROBS = 100
 
 _Permit = AbstractAsyncContextManager[object]
@@ -48,21 +48,21 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 class AnswerWriter(Protocol):
-    """A writer of one request's answer."""
+    """Encoder of one request's answer in the client's protocol."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Return a sink that writes the frames of all choices, and the end of a complete answer."""
+        """Return a sink that writes all choices as SSE events, then the end of the answer."""
 
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
-        """Build the complete answer from the deltas of each choice.
+        """Encode the complete answer from the deltas of each choice.
 
-        Only the `num_returned` likeliest choices of each prompt are included; None for all.
+        Include only the `num_returned` likeliest choices of each prompt; None for all.
         """
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
-        """Return the number of tokens whose log probabilities `build_complete` would write.
+        """Return the number of tokens whose log probabilities `build_complete` would encode.
 
-        Writing one token takes 50 us with 20 alternatives.
+        Encoding a token takes 50 us with 20 alternatives.
         """
 
 
@@ -71,7 +71,7 @@ MakeAnswer = Callable[[Service, R, Options, Batch], AnswerWriter]
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """A request that is ready to run. Its body, which may be megabytes, is no longer referenced."""
+    """A request that is ready to run. It no longer references the body, which may be megabytes."""
 
     batch: Batch
     account: Account
@@ -89,11 +89,11 @@ async def prepare_request(
     prompts: Callable[[R, ChatFormat], PromptsAndForm],
     make_answer: MakeAnswer[R],
 ) -> PreparedRequest:
-    """Prepare a received request. Raises errors that are listed in `failures.TABLE`.
+    """Prepare a received request. Raise the errors that are listed in `failures.TABLE`.
 
     Args:
         received: the request.
-        wanted: the same request in OpenAI's form, as a chat or a completion.
+        wanted: the same request as an OpenAI chat or completion request.
         prompts: renders the prompts.
         make_answer: creates the writer of the answer.
     """
@@ -122,8 +122,8 @@ async def prepare_request(
 
     def build_prompts() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
-        # Build the options here, in `work`: building guides may take long, as it serializes all
-        # tools or parses JSON text.
+        # Build the options inside `work`, which may use a thread: building guides may take long,
+        # because it serializes all tools or parses JSON text.
         return given, wanted.build_options(lora, message, caller)
 
     given, options = await received.intake.work(build_prompts)
@@ -137,7 +137,8 @@ async def prepare_request(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # Open the account as the last step that may fail or wait: from here on, the caller closes it.
+    # Open the account last: if a later step failed, the account would not be closed. The caller
+    # closes the account.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -161,9 +162,10 @@ async def prepare_request(
 
 
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
-    """Return a permit to load and upload `nbytes` of weights.
+    """Return a permit to load and upload `nbytes` of adapter weights.
 
-    An adapter that is larger than the tenant's share of the budget takes up all of that share.
+    The cost of an adapter is limited to the tenant's share of the upload budget. Otherwise a larger
+    adapter would never be admitted.
     """
     budget = service.upload_budget
     cost = min(nbytes, budget.max_cost() or nbytes)
@@ -171,20 +173,20 @@ def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
 
 
 class AnswerRecorder(Protocol):
-    """A hook that stores an answer before the client learns that it is complete."""
+    """Callbacks that store an answer before the client receives the end of the answer."""
 
     async def record_complete(self, answer: bytes) -> None:
-        """Store the complete JSON answer. An exception becomes the error of the request."""
+        """Store the complete JSON answer. If this raises, the request fails with that error."""
 
     async def record_stream(self, body: Body) -> None:
-        """Store a streamed answer, then write the last events, which its sink has held back.
+        """Store a streamed answer, then write the last SSE events, which the sink has held back.
 
-        An exception becomes the error of the request.
+        If this raises, the request fails with that error.
         """
 
 
 def build_headers(prepared: PreparedRequest) -> dict[str, str]:
-    """Build the response headers: rate limits, adapter version and ignored parameters."""
+    """Return the response headers: rate limits, adapter version and ignored parameters."""
     headers = build_rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
@@ -201,13 +203,17 @@ async def respond(
     wire: WireFormat,
     recorder: AnswerRecorder | None = None,
 ) -> Response:
-    """Run a prepared request and return its response: a stream, or JSON when it is complete."""
+    """Return the response to a prepared request: an SSE stream, or JSON.
+
+    A stream is returned at once, and tokens are generated while it is sent. A JSON response is
+    returned after all tokens are generated.
+    """
     service = service_of(request.scope)
     context = context_of(request.scope)
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
     headers = build_headers(prepared)
     if prepared.stream:
-        # Use `partial`: a closure would take 350 bytes more for each open stream.
+        # Use `partial`: a closure would take 350 more bytes for each open stream.
         write = partial(_write, service, context, batch, answer, prepared.usage, recorder)
         return EventStream(write, headers, service.settings.keep_alive, account, wire)
     collector = DeltaCollector(batch.choices)

@@ -1,4 +1,4 @@
-"""Requests to the other workers of this gateway, over the sockets in their shared folder."""
+"""Requests to the other worker processes of this gateway, over Unix sockets in a shared folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerResponse(NamedTuple):
 def is_internal(request: Request) -> bool:
     """Return True if another worker sent the request.
 
-    Such a request comes through a Unix socket, which has no port.
+    Other workers send their requests over a Unix socket, so the server address has no port.
     """
     return request.app.state.worker is not None and request.scope["server"][1] is None
 

@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class WireFormat(NamedTuple):
-    """The frames of a protocol's streams that are not part of an answer.
+    """The SSE frames of a protocol's streams that do not belong to an answer.
 
     Attributes:
         done: the last frame, also sent after an error.
-        keep_alive: the frame to send during silence.
-        failure: builds the frame of an error after the headers.
+        keep_alive: the frame to send while there is nothing else to send.
+        failure: builds the frame for an error that occurs after the headers were sent.
     """
 
     done: bytes
@@ -44,7 +44,7 @@ OPENAI = WireFormat(
     keep_alive=b": keep-alive\n\n",
     failure=lambda error: b"data: " + build_envelope(error) + b"\n\n",
 )
-# The headers of every stream, encoded once.
+# The headers of every stream, encoded only once.
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -59,9 +59,9 @@ class cancel_on_disconnect:
     """Context manager that cancels the code inside when the client disconnects.
 
     Leaving the context then raises ClientDisconnected. Without this context manager, a
-    non-streaming handler would run to its end for a client that has left. If the task is cancelled
-    for another reason, leaving the context raises ShuttingDown: the server cancels requests that
-    exceed the shutdown grace.
+    non-streaming handler would still run to its end. If the task is cancelled for another reason,
+    leaving the context raises ShuttingDown: the server cancels requests that exceed the shutdown
+    grace period.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -104,7 +104,8 @@ class EventBody:
     """The body of an `EventStream`.
 
     Headers are sent through the middlewares, frames directly to the connection. Several tasks may
-    call `drain` at once: it takes and writes the waiting bytes without an await in between.
+    call `drain` at once: `drain` takes the unsent bytes and writes them without an await between
+    these two steps.
     """
 
     def __init__(
@@ -135,17 +136,17 @@ class EventBody:
             self._timer = loop.call_later(self._keep_alive_s, self._start_comments)
 
     def write(self, data: bytes) -> bool:
-        """Write frames; return False if `drain` should be awaited before the next ones."""
+        """Write frames. Return False if `drain` must be awaited before more frames are written."""
         self._unsent += data
         return False
 
     async def drain(self, by: float | None = None) -> None:
-        """Send waiting frames, then wait like `Exchange.drain`."""
+        """Send the unsent frames, then wait like `Exchange.drain`."""
         if self._unsent:
             self.stop_keep_alive()
             await self._start()
             self._exchange.write(self._take_waiting())
-            # From now on, write frames directly to the exchange, without any cost here.
+            # From now on, write frames directly to the exchange, without the cost of this method.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain(by)
 
@@ -185,12 +186,14 @@ class EventBody:
 class EventStream(Response):
     """A response that streams frames as they are written, then the protocol's last frame.
 
-    The headers are sent with the first frame. Until then, an error is answered with its own status,
-    4xx or 5xx. If the first frame takes longer than `keep_alive_s` after
-    `EventBody.start_keep_alive`, headers and keep-alive frames are sent first, so that proxies keep
-    the connection open. An error after the headers is sent as a frame. Everything runs in one task.
-    (sse-starlette costs twice as much CPU per frame, and Starlette's StreamingResponse does not
-    wait for the first frame.)
+    The headers are sent with the first frame. Until then, an error gets its own HTTP status, 4xx or
+    5xx. An error after the headers is sent as a frame.
+
+    If the first frame takes longer than `keep_alive_s` after `EventBody.start_keep_alive`, headers
+    and keep-alive frames are sent first, so that proxies do not close the connection.
+
+    Everything runs in one task. sse-starlette costs twice as much CPU per frame, and Starlette's
+    StreamingResponse does not wait for the first frame before it sends the headers.
     """
 
     def __init__(
@@ -207,8 +210,8 @@ class EventStream(Response):
             write: writes the frames.
             headers: additional response headers.
             keep_alive_s: seconds of silence before a keep-alive frame.
-            account: a context manager that is entered around `write` and sees its errors.
-            wire: the protocol's frames.
+            account: a context manager that is entered around `write` and receives its errors.
+            wire: the protocol's frames for errors, keep-alive and the end of the stream.
         """
         self._account = account
         self._write = write
@@ -226,10 +229,10 @@ class EventStream(Response):
             "headers": self.raw_headers,
         }
         exchange = exchange_of(scope)
-        # Free the request's headers, which are not needed during the stream.
+        # Free the request's headers: nothing reads them during the stream.
         scope["headers"], exchange.fields = (), _NO_FIELDS
         body = EventBody(head, exchange, send, self._keep_alive_s, self._wire.keep_alive)
-        del head  # otherwise the message would stay in memory until the end of the stream
+        del head  # free the message: this variable would exist until the end of the stream
         end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):
@@ -250,7 +253,8 @@ class EventStream(Response):
 
 
 def to_failure(error: Exception) -> Failure:
-    """Return the error to report in a stream. Log an unexpected error; return InternalError."""
+    """Return the error to report in a stream. Log an unexpected error, and replace it by
+    InternalError."""
     if isinstance(error, Failure):
         return error
     log.error("stream failed", exc_info=error)

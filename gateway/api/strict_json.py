@@ -1,8 +1,9 @@
-"""Parsing of untrusted JSON, within a fraction of a second.
+"""Parsing of untrusted JSON in bounded time.
 
-The rules are stricter than RFC 8259, as I-JSON (RFC 7493) asks: UTF-8, numbers that fit 64 bits, no
-NaN, no lone surrogates, no duplicate keys. The limits bound the time of later processing. The limit
-of nesting is below the recursion limits of serializers (orjson: 254 levels, pydantic: 255).
+The rules are stricter than RFC 8259 and follow I-JSON (RFC 7493): UTF-8, numbers that fit 64 bits,
+no NaN, no lone surrogates, no duplicate keys. Limits on the number of values bound the time that
+later steps take. The limit of nesting is below the recursion limits of serializers (orjson: 254
+levels, pydantic: 255).
 
 See decision 037 in docs/decisions.
 """
@@ -19,10 +20,10 @@ from pydantic_core import from_json
 from gateway.errors import InvalidRequest
 
 _MAX_DEPTH = 100
-# Limit of objects and arrays together, and of keys and strings together. Parsing and validating so
-# many takes about 0.2 s.
+# Maximum number of objects and arrays together, and of keys and strings together. Parsing and
+# validating so many takes about 0.2 s.
 _MAX_PARTS = 200_000
-_MAX_KEYS = 4096  # in one object; pydantic collects an error for every unknown key, 4 us each
+_MAX_KEYS = 4096  # per object: pydantic takes 4 us for the error about each unknown key
 _CONTAINERS = frozenset({dict, list})
 _SHORT_BYTES = 16 * 1024
 
@@ -34,11 +35,13 @@ def load(
     repeated_keys: bool = False,
     max_depth: int = _MAX_DEPTH,
 ) -> Any:
-    """Return the value of a JSON text. Raise InvalidRequest, with `what` as the message's subject.
+    """Parse a JSON text and return its value.
+
+    Raise InvalidRequest if the text is not valid or exceeds a limit.
 
     Args:
         text: the JSON text.
-        what: the name of the text in errors.
+        what: the name of the text, with which the error's message begins.
         repeated_keys: True to accept duplicate keys and use the last value, for text that a model
             wrote.
         max_depth: the maximum nesting depth.
@@ -51,8 +54,8 @@ def load(
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{what} is not valid JSON: {error}.") from error
     if len(text) <= _SHORT_BYTES and containers <= max_depth and colons <= _MAX_KEYS:
-        # Count the keys as the colons of the value written again, which has no duplicate keys. This
-        # is faster than visiting each part.
+        # Serialize the value again, which has no duplicate keys any more, and count the colons
+        # outside of strings. This is faster than visiting each key.
         keys = _strip_strings(orjson.dumps(value), what).count(b":")
     else:
         keys, largest = _count_keys(value, what, max_depth)
@@ -66,7 +69,7 @@ def load(
 
 
 def load_partial(text: bytes, what: str) -> dict[str, Any]:
-    """Return the complete members of a truncated JSON object, written by a model.
+    """Parse a truncated JSON object that a model wrote, and return its complete members.
 
     Return an empty dict for any other text. Raise InvalidRequest like `load`.
     """
@@ -80,7 +83,7 @@ def load_partial(text: bytes, what: str) -> dict[str, Any]:
 
 
 def load_object(body: bytes) -> dict[str, Any]:
-    """Parse a request's body, which must be a JSON object. Raise InvalidRequest."""
+    """Parse a request's body as a JSON object. Raise InvalidRequest if it is anything else."""
     value = load(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
@@ -118,7 +121,7 @@ def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
                 total += len(container)
                 largest = max(largest, len(container))
                 inner = container.values()
-            # Skip long lists of numbers and strings without a Python step per item.
+            # Skip lists of only numbers and strings, without a Python step for each item.
             if not _CONTAINERS.isdisjoint(map(type, inner)):
                 below += [item for item in inner if type(item) in _CONTAINERS]
         level = below
@@ -126,7 +129,7 @@ def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
 
 
 def _find_repeated_key(text: bytes) -> str:
-    """Return the first duplicate key of a text. orjson accepts duplicates without reporting any."""
+    """Return the first duplicate key of a text. orjson does not report duplicates."""
     found: list[str] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:

@@ -1,8 +1,8 @@
-"""Parameters of other endpoints, and the name to suggest instead, by endpoint.
+"""Names to suggest for parameters that belong to another endpoint, by endpoint.
 
 Each parameter here is also in `parameter_table`, `renamed_parameters` or a request's fields. So it
 is never accepted as an unknown name. An entry for a path such as `a.b` also applies to parameters
-that are renamed to that path.
+that `renamed_parameters` renames to that path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize, in vLLM's form."""
+"""POST /tokenize and POST /detokenize, compatible with vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unions of objects that are distinguished by their `type`."""
+"""Unions of JSON objects that are distinguished by their member `type`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pydantic import Discriminator
 def by_type(
     tags: Mapping[str, str], untyped: str = "", *, expected: str | None = None
 ) -> Discriminator:
-    """Return a discriminator, which chooses a union's branch by the `type` of an object.
+    """Return a pydantic discriminator that chooses a union's branch by an object's `type`.
 
     Args:
-        tags: the tag of each type; any other type has the tag `[other]`. The brackets mark tags, so
+        tags: the tag for each type. Any other type gets the tag `[other]`. Tags have brackets, so
             that `gateway.api.validation.get_path` can remove them from the path of an error.
         untyped: the type to assume for an object without a `type`.
-        expected: the allowed types, as text for the error, if the union has no branch `[other]`.
+        expected: the allowed types, as text for the error message; None if the union has a branch
+            with the tag `[other]`.
     """
 
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind is None:
-            # An item reference may have an `id` only. A message without a `type` has a `role`.
+            # An item reference may have only an `id`. A message without a `type` has a `role`.
             bare = isinstance(value, dict) and "id" in value and "role" not in value
             kind = "item_reference" if bare and "item_reference" in tags else untyped
         return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"

@@ -12,14 +12,14 @@ from pydantic_core import ErrorDetails
 from gateway.api import ignored
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-# Names of union branches that pydantic adds to a path. Other names of branches contain a bracket,
-# such as `list[...]`.
+# Names that pydantic adds to an error's path for the branches of a union. All other such names
+# contain a bracket, for example `list[...]`.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
-# Chat parameters that are renamed anywhere in a message, as they cannot be English words.
+# Chat parameters that are renamed anywhere in an error message, as they cannot be English words.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 _MAX_VALUE_CHARS = 64
 _MAX_NAMES = 8
-# Maximum number of pydantic's errors to examine; each costs 2 us.
+# Maximum number of pydantic's errors to examine. Each costs 2 us.
 _MAX_PROBLEMS = 64
 _INPUT = "Input should be "
 _JSON_TYPES = {
@@ -32,18 +32,23 @@ _JSON_TYPES = {
     "int_type": "an integer",
     "float_type": "a number",
 }
-"""JSON's names for pydantic's error types."""
+"""Names of JSON types for pydantic's error types."""
 _TAGS = ("union_tag_invalid", "union_tag_not_found")
 _TAG = re.compile(r"'([^']*)'")
-# Types of errors in a field that may only be null or an empty list.
+# pydantic's types of errors for a field that may only be null or an empty list.
 _NOT_SERVED = ("none_required", "empty_required")
-# Types of errors whose message already has the length found.
+# pydantic's types of errors whose message already contains the length of the value.
 _LENGTHS = ("too_long", "too_short")
 
 
 class Problem(NamedTuple):
-    """An error in a body: the field's path as the client wrote it, a message without a full stop,
-    and pydantic's error type."""
+    """An error in a request's body.
+
+    Attributes:
+        path: the path of the field, with the client's names.
+        words: a message without a full stop.
+        type: pydantic's error type.
+    """
 
     path: list[int | str]
     words: str
@@ -60,9 +65,10 @@ def build_invalid_request(
 
     Args:
         error: pydantic's error.
-        tagged: fields with lists of tagged objects. If given, paths are written as Anthropic does
-            (`system.0.text`), else as OpenAI does (`stop[0]`).
-        unserved: types of such objects that are always refused. So errors do not suggest them.
+        tagged: fields with lists of objects that are distinguished by `type`. If given, paths are
+            written as Anthropic does (`system.0.text`), otherwise as OpenAI does (`stop[0]`).
+        unserved: types of such objects that this server always refuses. Error messages do not
+            suggest these types.
     """
     problem = find_problem(error, unserved)
     path = _without_tags(problem.path, tagged)
@@ -80,12 +86,12 @@ def build_invalid_request(
 
 
 def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """Return an error about a chat with its parameters named as in another protocol.
+    """Return an error about a chat request with the parameter names of another protocol.
 
-    `names` maps chat parameters to the names in that protocol.
+    `names` maps the names of chat parameters to the names in that protocol.
     """
     if type(error).__init__ is not InvalidRequest.__init__:
-        return error  # The message quotes a name that the client chose, which must not be renamed.
+        return error  # the message quotes a name that the client chose, which must not be renamed
     param, message = error.param or "", error.message
     head = get_top_field(param)
     name = names.get(param) or names.get(head, head) + param.removeprefix(head)
@@ -97,15 +103,15 @@ def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> Invali
 
 
 def get_top_field(param: str) -> str:
-    """Return the first field of a path, such as `tools` for `tools[0].function`."""
+    """Return the first name in a path, for example `tools` for `tools[0].function`."""
     return param.partition(".")[0].partition("[")[0]
 
 
 def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()) -> Problem:
-    """Return the problem to report.
+    """Return the error to report to the client from all of pydantic's errors.
 
     For a union, report the branch that validated most of the value: the client most likely meant
-    that branch. If several branches got as far, the message lists what each of them accepts.
+    that branch. If several branches failed at the same field, the message says what each accepts.
     """
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_measure_progress)
@@ -121,7 +127,7 @@ def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()
 
 
 def _build_tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Problem:
-    """Build the problem of an object whose `type` is missing or unknown."""
+    """Return the problem for an object whose `type` is missing or unknown."""
     path, value = get_path(problem), problem["input"]
     if problem["type"] == "union_tag_not_found":
         return Problem(path, "Field required" + _describe_fields(value), problem["type"])
@@ -133,7 +139,7 @@ def _build_tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Prob
 
 
 def get_path(problem: ErrorDetails) -> list[int | str]:
-    """Return the field's path as the client wrote it, without pydantic's union branches."""
+    """Return the path of the field in the client's body, without pydantic's union branches."""
     return [part for part in problem["loc"] if not _is_union_branch(part)]
 
 
@@ -149,7 +155,7 @@ def join_dotted(path: Iterable[int | str]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Return a JSON value as text of at most 67 characters; a container is shown by its type."""
+    """Return a JSON value as text of at most 67 characters. Show only the type of a container."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -174,9 +180,9 @@ def _shorten(text: str) -> str:
 def _measure_progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
     """Return a sort key: the further validation of a union branch got, the higher the key."""
     path, kind = get_path(problem), problem["type"]
-    # Rank a list that is too long highest, as pydantic does not validate the items of such a list.
+    # Rank the error of a too long list highest: pydantic does not validate that list's items.
     is_too_long = kind == "too_long"
-    # Then rank by the index of the item at fault: the branch that failed last fits most items.
+    # Then rank by the index of the invalid item: the branch that failed last fits most items.
     indexes = [part for part in path if isinstance(part, int)]
     rank = 1
     if kind in _JSON_TYPES or (kind == "literal_error" and isinstance(problem["input"], dict)):
@@ -209,7 +215,10 @@ def _describe(problem: ErrorDetails) -> str:
 
 
 def _describe_found(problem: ErrorDetails) -> str:
-    """Return a suffix of the message with the value found; empty if the message has the value."""
+    """Return the end of a message, which shows the value found.
+
+    Return an empty text if the message from `_describe` already has the value.
+    """
     kind, value = _get_kind(problem), problem["input"]
     if kind == "missing":
         return _describe_fields(value)
@@ -227,7 +236,7 @@ def _describe_fields(value: Any) -> str:
 
 
 def _without_tags(path: list[int | str], tagged: Collection[str]) -> list[int | str]:
-    """Remove the tags that pydantic adds to a path after the index in a list."""
+    """Remove the tags that pydantic adds to a path after an index in a list of tagged objects."""
     return [
         part
         for n, part in enumerate(path)

@@ -1,9 +1,9 @@
-"""Protection of a gateway without keys against requests from websites.
+"""Protection of a gateway without API keys against requests from other websites' pages.
 
 A browser sends a page's requests to any address that it can reach, including this machine. The page
-cannot read the answer, but the engine has worked for it. With DNS rebinding, a website's name later
-resolves to this machine, so the browser treats it as the same site and the page can also read the
-answers. Keys prevent both, as websites do not have them.
+cannot read the response, but the engine has done the work. With DNS rebinding, a website's host
+name later resolves to this machine. The browser then treats this gateway as part of the website, so
+the page can also read the responses. API keys prevent both attacks, as websites do not have a key.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from gateway.api.request_log import header_of, service_of
 from gateway.http.http_errors import ForWebsites
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Origins of websites; browser extensions and desktop applications have other schemes.
+# Origins of websites. Browser extensions and desktop applications have other URL schemes.
 _WEBSITE_ORIGINS = re.compile(r"(?:https?://.*|null)?")
-# Hosts that no website can have: addresses, names without a dot, and reserved top-level domains.
+# `Host` headers that no website can have: IP addresses, names without a dot, and names in reserved
+# top-level domains.
 _LOCAL_NAMES = re.compile(
     r"(?:\d+(?:\.\d+){3}|\[[0-9a-f:.]+\]|[^.:]+|[^:]+\.(?:localhost|local|internal))\.?(?::\d*)?",
     re.IGNORECASE,
@@ -27,7 +28,10 @@ _LOCAL_NAMES = re.compile(
 
 
 def check_website(scope: Scope) -> None:
-    """Raise ForWebsites for a request that a website sent. Call this only if no key is needed."""
+    """Raise ForWebsites if another website's page may have sent the request.
+
+    Call this function only if the gateway needs no keys.
+    """
     settings = service_of(scope).settings
     # With `allow_anonymous`, the operator accepts requests by any host name.
     if not settings.allow_anonymous and not _is_local_name(host := header_of(scope, b"host") or ""):

@@ -1,1 +1,1 @@
-"""Catalog of models for clients: adapters of the base model, embedding and ranking models."""
+"""Catalog of the models that clients can use: LoRA adapters, embedding and ranking models."""

@@ -1,6 +1,7 @@
-"""Catalog of the base model's adapters, from which requests resolve names to versions.
+"""Catalog of the base model's LoRA adapters, which resolves a model name to an adapter version.
 
-`administration` changes the adapters. `disk_placement` knows which replicas have them on disk.
+The module `administration` adds and removes adapters. The module `disk_placement` knows which
+replicas have an adapter on disk.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from lora_store.tiered import TieredStore
 
 
 class AdapterCatalog:
-    """Catalog of adapter names and versions. Requests read an immutable snapshot.
+    """Catalog of adapter names and versions. Requests read an immutable snapshot of it.
 
-    Use as an async context manager on the event loop.
+    Use the catalog as an async context manager, in one event loop.
     """
 
     def __init__(
@@ -40,15 +41,15 @@ class AdapterCatalog:
 
         Args:
             settings: the settings of this process.
-            capabilities: returns the capabilities of each model variant in the pool.
+            capabilities: returns the capabilities of each model variant (group of equal replicas).
             base_model: returns the base model that adapters have to fit.
-            is_taken: returns True if a name belongs to another model.
+            is_taken: returns True if a name belongs to an embedding or ranking model.
         """
         self._model_name = settings.model_name
         self._capabilities = capabilities
         self._is_taken = is_taken
-        # Separate folder and Redis keys for each base model: an adapter of another model may have
-        # fitting shapes, but would give wrong answers.
+        # Use a separate folder and separate Redis keys for each base model. An adapter of another
+        # base model may have fitting shapes, but would give wrong answers.
         home = quote(settings.model_name, safe="")
         self.folder = settings.store_dir / home
         """Folder of this base model's adapters."""
@@ -80,7 +81,7 @@ class AdapterCatalog:
         await self.store.__aexit__(None, None, None)
 
     def all_records(self) -> Iterable[Record]:
-        """Return the records of all names, including adapters of other base models."""
+        """Return the records of all adapter names, including adapters of other base models."""
         return self.registry.snapshot.records.values()
 
     @property
@@ -97,21 +98,22 @@ class AdapterCatalog:
         return version.base == self._model_name
 
     def has(self, name: str) -> bool:
-        """Return True if an adapter of this base model has this name, even if another model hides
-        it.
+        """Return True if this base model has an adapter named `name`.
+
+        The adapter counts even if it is not served because another model has the same name.
         """
         known = self.registry.snapshot.records.get(name)
         return known is not None and self._is_own(known.version)
 
     def record(self, name: str) -> Record:
-        """Return the record of a name. Raise UnknownAdapter if there is none."""
+        """Return the record of an adapter name. Raise UnknownAdapter for an unknown name."""
         return self.registry.snapshot.record(name)
 
     def resolve(self, model: str) -> tuple[Lora, Version]:
-        """Return the adapter version that ``NAME`` or ``NAME@DIGEST`` selects now, as (adapter for
-        the request, version).
+        """Return the adapter version that ``NAME`` or ``NAME@DIGEST`` selects now.
 
-        A request uses this version until its end, even if the name is changed meanwhile. Raise
+        The first value is for the engine request, the second is the version's record. A request
+        uses this version until its end, even if another version is served meanwhile. Raise
         ModelNotFound for an unknown name, and another GatewayError if no replica can run the
         version.
         """
@@ -142,8 +144,9 @@ class AdapterCatalog:
     def _find_refusal(
         self, served: ModelCapabilities, model: str, version: Version
     ) -> GatewayError | None:
-        """Return the error for the client if replicas of this model variant cannot run the version.
-        Return None if they can.
+        """Return the error for the client if a model variant cannot run an adapter version.
+
+        Return None if the replicas of the variant can run it.
         """
         wanted = served.lora_dtype
         if served.reads_adapters:
@@ -172,8 +175,9 @@ class AdapterCatalog:
         return None
 
     def name_of(self, task_id: int) -> str:
-        """Return the adapter name whose version has this task id, for metrics. Return "removed" if
-        there is none.
+        """Return the name of the adapter to which a task id belongs, as a metrics label.
+
+        Return "removed" if no adapter version has this task id.
         """
         for record in self.registry.snapshot.records.values():
             if any(version.task_id == task_id for version in record.versions):
@@ -182,8 +186,9 @@ class AdapterCatalog:
 
     @property
     def names_in_use(self) -> set[str]:
-        """Names of adapters in use by running requests on replicas that read adapters from disk,
-        for metrics.
+        """Names of the adapters that running requests use, for metrics.
+
+        Only requests on replicas that read adapters from disk are counted.
         """
         used = self.disks.placement.in_use()
         return {r.name for r in self.all_records() if any(v.weights in used for v in r.versions)}

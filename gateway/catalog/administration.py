@@ -1,7 +1,7 @@
-"""Administration of adapters: adding, rolling back, removing and verifying them.
+"""Administration of LoRA adapters: add, roll back, remove and verify them.
 
-This module connects the packages `adapters` (formats and registry) and `lora_store` (stored
-versions) with the requirements of the engines. Conversion runs in a thread.
+This module combines the packages `adapters` (file formats and registry), `lora_store` (storage of
+versions) and the converter to the engines' format. Conversion runs in a thread.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ log = logging.getLogger(__name__)
 
 
 class AddedVersion(NamedTuple):
-    """Result of adding a version: the adapter's new record, and notes for the operator."""
+    """Result of adding an adapter version: the adapter's new record, and notes for the operator."""
 
     record: Record
     notes: tuple[str, ...]
 
 
 class AdapterAdmin:
-    """Administration of a catalog's adapters. Use as an async context manager.
+    """Administration of the adapters in a catalog. Use it as an async context manager.
 
     Attributes:
-        fit: warnings about how the served adapters fit the engines.
-        sources: the sources that adapters are fetched from.
-        refused: adapters of GATEWAY_ADAPTERS that could not be registered: the reason by name.
-        declared_dir: folder whose lock file decides which process of this store loads the adapters
-            of the configuration file.
+        fit: produces warnings about adapters that do not fit the engines.
+        sources: fetches adapters from folders, servers and buckets.
+        refused: reasons by adapter name why adapters of GATEWAY_ADAPTERS were refused.
+        declared_dir: folder with a lock file. The process that holds the lock loads the adapters of
+            the configuration file.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class AdapterAdmin:
         Args:
             settings: the settings of this process.
             adapters: the catalog.
-            converter: converts adapters to the form that the engines require.
+            converter: converts adapters to the engines' format.
             prompts: checks chat templates.
-            fit: provides the warnings to log after a change.
-            is_taken: returns True if a name belongs to another model.
+            fit: returns the warnings to log after a change.
+            is_taken: returns True if a name belongs to an embedding or ranking model.
         """
         self._settings = settings
         self._adapters = adapters
@@ -83,7 +83,7 @@ class AdapterAdmin:
         self.declared_dir = adapters.folder / "declared"
         self.refused: dict[str, str] = {}
         self.sources = Sources(
-            # no model's folder has this name, because `quote` encodes @
+            # The folder of a base model never has this name, because `quote` encodes @.
             settings.store_dir / "@incoming",
             map(parse_prefix, settings.adapter_sources),
             root=settings.adapter_root,
@@ -104,8 +104,8 @@ class AdapterAdmin:
     async def register_configured(self) -> None:
         """Add the adapters of GATEWAY_ADAPTERS.
 
-        Content that is a version of its name already is skipped, so that a restart does not undo a
-        rollback. Refused adapters are logged and recorded in `refused`.
+        An adapter is skipped if its content is already a version of its name; otherwise a restart
+        would undo a rollback. Refused adapters are logged and recorded in `refused`.
         """
         for name, folder in self._settings.adapters.items():
             try:
@@ -135,21 +135,32 @@ class AdapterAdmin:
     ) -> AddedVersion:
         """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
 
-        `source` describes the origin for the record.
+        Every file must be inside the folder `within` after resolving links. Raise a subclass of
+        AdapterError if the adapter is refused.
 
-        Every file must resolve to a path inside `within`. Raise a subclass of AdapterError if the
-        adapter is refused.
+        Args:
+            name: the adapter's name.
+            base: name or alias of the adapter's base model.
+            folder: folder with the adapter's files.
+            source: description of the adapter's origin, for the record.
+            within: folder that contains all files; None skips this check.
+            added_by: description of who adds the adapter, for the record.
         """
         (converted, notes), template = await self._convert_with_template(folder, within)
         added = (name, base, converted, source, template, added_by)
         return AddedVersion(await self._add(*added, notes=notes), notes)
 
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
-        """Serve the adapter in `folder`, which the configuration file specifies, under `name`.
-        Return the digest of its version.
+        """Serve an adapter of the configuration file under `name`. Return its version's digest.
 
-        If the file's source had the same content last time, nothing changes, so that a rollback
-        stays in force. Raise a subclass of AdapterError if the adapter is refused.
+        Change nothing if the adapter's content is the same as last time, so that a rollback remains
+        in force. Raise a subclass of AdapterError if the adapter is refused.
+
+        Args:
+            name: the adapter's name.
+            folder: folder with the adapter's files.
+            within: folder that must contain all files after resolving links.
+            source: description of the adapter's origin, for the record.
         """
         base = self._settings.model_name
         self.check(name, base)
@@ -173,8 +184,10 @@ class AdapterAdmin:
             return await self._converter.convert(folder, within=within), template
 
     def check(self, name: str, base: str) -> None:
-        """Raise a subclass of AdapterError if the base model `base` cannot have an adapter called
-        `name`.
+        """Raise a subclass of AdapterError if an adapter cannot have this name or base model.
+
+        `base` must be a name of the served base model. `name` must be valid, and must not belong to
+        another model.
         """
         served = self._settings.model_name
         if not self._converter.is_base(base):
@@ -211,21 +224,20 @@ class AdapterAdmin:
         return record
 
     async def rollback(self, name: str, digest: str | None) -> Record:
-        """Serve another version of an adapter and return its record.
+        """Serve an older version of an adapter. Return the adapter's record.
 
-        `digest` selects the version; None selects the one served before.
+        `digest` selects the version; None selects the version that was served before.
         """
         return await self._adapters.registry.rollback(name, digest)
 
     async def remove(self, name: str) -> Record:
-        """Remove a name with its versions, and return the record after the removal."""
+        """Remove an adapter with all its versions. Return its record after the removal."""
         return await self._adapters.registry.remove(name)
 
     async def verify(self, name: str) -> Record:
-        """Read every version of `name`, check its checksum and repair damaged copies. Return the
-        record.
+        """Check the checksums of all versions of an adapter, and repair damaged copies.
 
-        Raise a subclass of StoreError if a copy cannot be repaired.
+        Return the adapter's record. Raise a subclass of StoreError if a copy cannot be repaired.
         """
         record = self._adapters.record(name)
         for version in record.versions:
@@ -235,9 +247,10 @@ class AdapterAdmin:
 
 @asynccontextmanager
 async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
-    """Raise `SourceUnavailable` at the end of the context if the adapter's files changed within it.
+    """Return a context manager that checks on exit that the adapter's files are unchanged.
 
-    Without this check, the files read could be a mix of two releases of the adapter.
+    Raise `SourceUnavailable` if a file has changed: the files that were read in the context may
+    then be a mix of two releases of the adapter.
     """
     before = await asyncio.to_thread(stamp_of, folder)
     yield

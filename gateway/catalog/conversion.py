@@ -1,4 +1,4 @@
-"""Requirements that engines set for adapters, and the conversion to their format."""
+"""Conversion of LoRA adapters to the format of the engines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class Conversion(NamedTuple):
-    """An adapter in the form that engines accept, and notes for the person who adds it."""
+    """An adapter in the engines' format, and notes for the operator who adds it."""
 
     converted: Converted
     notes: tuple[str, ...] = ()
 
 
 class _ReadAdapter(NamedTuple):
-    """A converted adapter. `trained_on` is the base model that its configuration names.
+    """A converted adapter.
 
-    `changes_nothing` is True if A or B is zero in each row.
+    Attributes:
+        converted: the adapter in the engines' format.
+        trained_on: name of the base model in the adapter's configuration; None if unknown.
+        changes_nothing: True if the adapter has no effect, because matrix A or B of each module is
+            zero.
     """
 
     converted: Converted
@@ -36,27 +40,31 @@ class _ReadAdapter(NamedTuple):
 
 
 class Converter:
-    """Converter of adapters for the engines. It converts in a thread, one adapter at a time."""
+    """Converter of adapters to the engines' format. It works in a thread, one adapter at a time."""
 
     def __init__(
         self, settings: Settings, capabilities: Callable[[], Sequence[ModelCapabilities]]
     ) -> None:
-        """Create the converter. `capabilities` returns the capabilities of each model variant in
-        the pool.
+        """Create the converter.
+
+        Args:
+            settings: the settings of this process.
+            capabilities: returns the capabilities of each model variant (group of equal replicas).
         """
         self._settings = settings
         self._capabilities = capabilities
         self.aliases: Sequence[str] = ()
-        """Aliases of the base model in the configuration file. Those of GATEWAY_BASE_MODEL_ALIASES
-        apply, too.
+        """Aliases of the base model in the configuration file.
+
+        The aliases in GATEWAY_BASE_MODEL_ALIASES apply as well.
         """
         self._lock = asyncio.Lock()
 
     def _reference_capabilities(self) -> ModelCapabilities:
         """Return the capabilities of the model variant that adapters are converted for.
 
-        Variants to which adapters are uploaded come first, because they report their data type.
-        Variants that read adapters from disk accept any data type.
+        Prefer a variant to which adapters are uploaded, because it requires a certain data type. A
+        variant that reads adapters from disk accepts any data type.
         """
         served = self._capabilities()
         sent = (each for each in served if each.lora_dtype is not None)
@@ -81,7 +89,7 @@ class Converter:
         """Return the base model that an adapter has to fit.
 
         Raises:
-            UnsupportedEngine: no engine takes adapters.
+            UnsupportedEngine: no engine supports adapters.
             AdapterError: the base model's files cannot be used.
             EngineUnavailable: no replica is ready.
         """
@@ -96,12 +104,12 @@ class Converter:
             raise UnsupportedEngine(
                 capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
             )
-        # Fall back to the tokenizer's folder, which has the model's shapes: the engine's folder may
-        # be on another host.
+        # Read config.json from the tokenizer's folder if the engine's folder is not on this host.
+        # Both files have the model's shapes.
         folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
-        # Accept the name of the tokenizer's folder: adapters often name their base model like this
-        # folder.
+        # Accept the name of the tokenizer's folder as a name of the base model, because adapters
+        # often use this name.
         tokenizer = model_id(str(self._settings.tokenizer_dir.resolve()))[1]
         names = (self._settings.model_name, tokenizer, *self._aliases)
         return read_base_model(folder, names, dtype=capabilities.lora_dtype)
@@ -109,12 +117,12 @@ class Converter:
     async def convert(self, folder: Path, *, within: Path | None) -> Conversion:
         """Convert the adapter in `folder`, which has PEFT or npy files.
 
-        Every file must resolve to a path inside `within`. Raise a subclass of AdapterError if the
-        adapter is refused.
+        Every file must be inside the folder `within` after resolving links; None skips this check.
+        Raise a subclass of AdapterError if the adapter is refused.
         """
         base = self.base_model()
         limit = self._settings.max_adapter_bytes
-        # Convert one adapter at a time, because a conversion needs memory for the complete adapter.
+        # Convert one adapter at a time: each conversion holds a complete adapter in memory.
         back = any(each.reads_adapters for each in self._capabilities())
         async with self._lock:
             try:
@@ -126,7 +134,7 @@ class Converter:
 
 
 def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
-    """Yield notes about an adapter that is served nevertheless."""
+    """Yield notes for the operator about an adapter that was accepted but may be a mistake."""
     if note := quantization_note(read.trained_on or "", own_names):
         yield note
     if read.changes_nothing:
@@ -134,7 +142,10 @@ def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
 
 
 def _with_advice(error: BaseMismatch) -> BaseMismatch:
-    """Return the same error with advice which setting to change if the base models are the same."""
+    """Return the error with advice for the case that both names mean the same base model.
+
+    The advice names the setting for aliases and the value to set.
+    """
     alias = suggested_alias(error.trained_on)
     if alias is None:
         why = f"if it is the same model, write one of these into {error.field}"
@@ -150,10 +161,12 @@ def _with_advice(error: BaseMismatch) -> BaseMismatch:
 def _read_adapter(
     folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool
 ) -> _ReadAdapter:
-    """Read and convert an adapter. With `back`, also check that it can be converted back to PEFT
-    files.
+    """Read and convert an adapter.
+
+    If `back` is True, also check that the result can be converted back to PEFT files.
     """
-    # Import here: these modules need numpy, and serving works without numpy.
+    # Import here, because these modules import numpy, which a gateway without adapters need not
+    # load.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 
     named: str | None = None

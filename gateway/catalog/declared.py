@@ -1,10 +1,10 @@
-"""Loading of declared adapters: those that the configuration file lists in `adapters`, and the
-subfolders of `adapters_folder`.
+"""Loading of declared adapters, which are the LoRA adapters of the configuration file.
 
-When the content of an adapter's source changes, the new content becomes the served version. Content
-is identified by its digest and applied once, so several gateways that see the same change have the
-same result, and a rollback stays in force until the next change. One of the processes of a store
-does the work. All of them can report the state.
+The file lists them in `adapters`. The subfolders of `adapters_folder` are declared adapters, too.
+When the content of an adapter's source changes, the new content becomes the served version. Each
+content is identified by its digest and applied only once. Several gateways that see the same change
+therefore get the same result, and a rollback remains in force until the next change. Of all
+processes that share a store, one process loads the adapters. All of them can report the state.
 
 See decision 032 in docs/decisions.
 """
@@ -44,8 +44,9 @@ LoadState = Literal["waiting", "loaded", "failed"]
 
 
 class ReportedStatus(NamedTuple):
-    """Status of one declared adapter. `version` is the digest that was loaded last, "" before the
-    first.
+    """Status of one declared adapter.
+
+    `version` is the digest of the version that was loaded last; "" if no version was loaded.
     """
 
     name: str
@@ -60,7 +61,7 @@ class _State:
     source: Source
     watch: bool
     loaded_for: int = -1
-    """Number of the configuration reload for which the source was last checked."""
+    """Number of the configuration reload after which the source was last loaded."""
     stamp: Stamp = ()
     last_stamp: Stamp = ()
     digest: str = ""
@@ -75,7 +76,7 @@ class _State:
 
 
 class DeclaredAdapters:
-    """Loader of the declared adapters. It must be used on one event loop."""
+    """Loader of declared adapters. Not thread-safe: use an instance in one event loop only."""
 
     def __init__(
         self,
@@ -83,9 +84,12 @@ class DeclaredAdapters:
         admin: AdapterAdmin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the loader, which changes the catalog `adapters` through `admin`.
+        """Create the loader. Only the process that holds the lock in `admin.declared_dir` loads.
 
-        A lock file in `admin.declared_dir` decides which process does the work.
+        Args:
+            adapters: the catalog of adapters.
+            admin: adds and removes adapters of this catalog.
+            clock: returns the time in seconds.
         """
         self._adapters = adapters
         self._admin = admin
@@ -96,19 +100,20 @@ class DeclaredAdapters:
         self._states: dict[str, _State] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._last_poll: object = None
-        """(reload number, names) of the last poll; None if it failed."""
+        """(reload number, adapter names) of the last poll; None if the last poll failed."""
         self._pruned: object = None
         self._lock = FolderLock(self._folder / ".lock")
         self._written = ""
 
     def update(self, configuration: Configuration) -> None:
-        """Apply a configuration. Call this for each configuration that comes into force."""
+        """Use a new configuration from the next poll on."""
         self._configuration = configuration
         self._reloads += 1
 
     async def follow(self, troubles: Troubles) -> None:
-        """Load declared adapters, and load them again when their sources change. Run until
-        cancelled.
+        """Load declared adapters, and reload them when their sources change. Run until cancelled.
+
+        Failures are reported to `troubles`.
         """
         try:
             while True:
@@ -118,11 +123,11 @@ class DeclaredAdapters:
                 except (AdapterError, StoreError, GatewayError, OSError) as error:
                     text = f"declared adapters stay as they are: {error}"
                     troubles.hold("declaration", logging.ERROR, text)
-                except Exception as error:  # Continue to poll after any error.
+                except Exception as error:  # continue to poll after any error
                     text = f"looking after declared adapters failed: {error!r}"
                     troubles.hold("declaration", logging.ERROR, text, exc_info=True)
-                # Report all failures in every process. The process that loads the adapters logs
-                # them.
+                # Report all failures in every process, but without a log line: the process that
+                # loads the adapters has logged them.
                 failed = await asyncio.to_thread(self._failure_messages)
                 troubles.hold_each("declared_adapters", logging.ERROR, failed, logs=False)
                 await asyncio.sleep(_POLL_INTERVAL_S)
@@ -133,15 +138,14 @@ class DeclaredAdapters:
             self._release_lock()
 
     def counts(self) -> dict[str, int]:
-        """Return the number of adapters in each state, among those that this process loads."""
+        """Return the number of adapters in each state, for the adapters that this process loads."""
         found = [state.load_state for state in self._states.values()]
         return {standing: found.count(standing) for standing in get_args(LoadState)}
 
     def read_report(self) -> list[ReportedStatus]:
-        """Return the status of all declared adapters, from the file that the loading process
-        writes.
+        """Return the status of all declared adapters, or an empty list if it cannot be read.
 
-        Return an empty list if the file cannot be read.
+        The status comes from a file that the loading process writes.
         """
         if not self._has_declarations:
             return []
@@ -228,7 +232,7 @@ class DeclaredAdapters:
         )
 
     async def _find_changed(self, reloads: int) -> list[str]:
-        """Return the names of loaded adapters whose watched sources have changed.
+        """Return the names of loaded adapters whose watched source has changed.
 
         Raise `SourceUnavailable` if a disk does not respond.
         """
@@ -240,8 +244,8 @@ class DeclaredAdapters:
         stamps = await self._admin.sources.read_stamps(each.source for each in watched.values())
         changed = []
         for (name, state), stamp in zip(watched.items(), stamps, strict=True):
-            # The source has changed since it was loaded, but not since the last poll: writing has
-            # probably ended. If the source has disappeared, its adapter remains.
+            # Reload if the source differs from the loaded content, but not from the last poll:
+            # someone wrote to it and has probably finished. Keep the adapter if its source is gone.
             if stamp is not None and stamp == state.last_stamp != state.stamp:
                 changed.append(name)
             state.last_stamp = stamp or ()
@@ -257,7 +261,7 @@ class DeclaredAdapters:
             state.failures += 1
             wait_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(state.failures - 1, 20))
             state.retry_at = self._clock() + wait_s
-        except Exception as error:  # a failing adapter must not stop the others
+        except Exception as error:  # a failing adapter must not stop other adapters from loading
             log.exception("declared adapter %r cannot be loaded", name)
             state.error, state.retry_at = repr(error), self._clock() + _MAX_RETRY_S
         else:
@@ -269,7 +273,8 @@ class DeclaredAdapters:
         sources = self._admin.sources
         if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
-        # Limit concurrent downloads by source, so that a slow source delays only its own adapters.
+        # Download from one server or bucket at a time: then a slow server delays only its own
+        # adapters.
         who = f"{DECLARED} {state.source.scheme}://{state.source.authority}"
         async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
@@ -280,11 +285,12 @@ class DeclaredAdapters:
         state.stamp, state.digest = found.stamp, digest
 
     async def _prune(self, wanted: Collection[str]) -> None:
-        """Remove adapters all of whose versions were declared and that are not in `wanted`.
+        """Remove adapters that are not in `wanted`, if all their versions were declared.
 
-        The caller prunes only after a change of the declared names, so that a gateway with an older
-        configuration does not remove adapters that others have just added. Two polls in a row must
-        find the same names: while a folder is being replaced, its name is missing for a moment.
+        The caller must call this only after the declared names have changed. Otherwise a gateway
+        with an older configuration would remove adapters that another gateway has just added. The
+        caller must also have seen the same names in two polls in a row: while a folder is being
+        replaced, its name is missing for a moment.
         """
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
@@ -319,8 +325,8 @@ class DeclaredAdapters:
 def _find_subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
     """Return (name, source) of each subfolder whose name is a valid adapter name.
 
-    Raise OSError if there is none: the volume is probably not mounted, or is new and has only
-    ``lost+found``.
+    Raise OSError if there is no such subfolder. The volume is then probably not mounted, or it is
+    new and contains only ``lost+found``.
     """
     found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
     if len(found) > _MAX_FOLDERS:

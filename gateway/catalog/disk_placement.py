@@ -1,4 +1,4 @@
-"""Polling of the adapter versions on the disks of replicas that read adapters from disk."""
+"""Polling of replicas' disks, for replicas that read LoRA adapters from disk."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MIN_GRACE_S = 3600.0
 
 
 class DiskPlacement:
-    """Adapter versions on the disks of replicas: a shared volume, or disks that agents fill and
-    report in Redis.
+    """State of the replicas' disks: which adapter versions they have.
+
+    The replicas mount a shared volume, or agents fill a disk of each replica and report to Redis.
 
     Attributes:
-        placement: the versions on each replica's disk.
-        shortfalls: log of versions that are missing on disks, for operators.
+        placement: the adapter versions on each replica's disk.
+        shortfalls: log of versions that are missing on a disk.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class DiskPlacement:
         records: Callable[[], Iterable[Record]],
         base_model: Callable[[], BaseModel],
     ) -> None:
-        """Use `folder` as the shared volume if `settings.peft_dir` is set. Otherwise, use agents if
-        `redis` is set.
+        """Prepare a shared volume or agents.
 
-        With neither, nothing copies adapters to the replicas' disks.
+        If `settings.peft_dir` is set, `folder` is the shared volume. Otherwise, if `redis` is set,
+        agents are used. If neither is set, adapters are not copied to the replicas' disks.
         """
         self.placement = Placement()
         self.shortfalls = ShortfallLog()
@@ -72,23 +73,26 @@ class DiskPlacement:
         return self._disks is not None
 
     def folders_of(self, weights: str) -> Folders | None:
-        """Return the folders of the version with these weights on the replicas' disks.
+        """Return the folders of an adapter version on the replicas' disks.
 
-        Return None if nothing copies adapters to the disks.
+        `weights` is the digest of the version's weights. Return None if adapters are not copied to
+        the replicas' disks.
         """
         return None if self._disks is None else self.placement.of(weights)
 
     def close(self) -> None:
-        """Release the shared volume."""
+        """Release the lock of the shared volume, or close the connection to Redis."""
         if self._disks is not None:
             self._disks.close()
 
     async def follow(self, disks: Callable[[], Mapping[str, bool]], troubles: Troubles) -> None:
-        """Poll the disks and update `placement`, as long as a replica reads adapters from disk. Run
-        until cancelled.
+        """Poll the disks and update `placement`. Run until cancelled.
 
-        `disks` returns, by endpoint of the replica, True if the replica reads adapters from disk
-        now.
+        Nothing is polled while no replica reads adapters from disk.
+
+        Args:
+            disks: returns for each replica's endpoint True if the replica reads adapters from disk.
+            troubles: gets the errors of polls, for operators.
         """
         while True:
             try:
@@ -99,7 +103,7 @@ class DiskPlacement:
             except (StoreError, OSError, AdapterError, GatewayError) as error:
                 text = f"what replicas have on their disks is as it was: {error}"
                 troubles.hold("placement", logging.WARNING, text)
-            except Exception as error:  # continue to poll, even after a malformed report
+            except Exception as error:  # continue to poll after any error, such as a bad report
                 text = f"reading what replicas have on their disks failed: {error!r}"
                 troubles.hold("placement", logging.ERROR, text, exc_info=True)
             self.placement.wake()

@@ -1,7 +1,8 @@
-"""Disks of replicas that read adapters from disk.
+"""Disks of replicas that read LoRA adapters from disk.
 
-`AgentDisks` are filled by agents on the replicas' machines, which report through Redis. A
-`SharedDisk` is a folder of this gateway's store, on a volume that all replicas mount.
+`AgentDisks` are disks of the replicas' machines. An agent on each machine fills its disk and
+reports the content through Redis. A `SharedDisk` is a folder on a volume that all replicas mount;
+the gateway fills it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,21 @@ from lora_store.peft_keeper import PeftDiskManager, WantedVersion, list_wanted
 from lora_store.peft_notices import AgentState, GatewayState, Heartbeats, PeftNotices
 from lora_store.tiered import TieredStore
 
-# Seconds without a report after which an agent counts as gone. A restart takes less, and the files
-# remain on the disk meanwhile.
+# Seconds without a report after which an agent counts as gone. The restart of an agent takes less,
+# and its disk keeps the files in the meantime.
 _AGENT_TIMEOUT_S = 60.0
 _BASE_REPORT_INTERVAL_S = 10.0
-# Limit of the time between two polls that counts as silence of agents: Redis may have been down for
-# the rest.
+# Maximum number of seconds between two polls that count as silence of the agents. In a longer
+# interval, Redis was probably unavailable, so agents could not report.
 _MAX_UNHEARD_S = 2.0
 _MAX_WORK_S = 1.0
 
 
 class AgentDisks:
-    """Disks whose content agents report. The object must be used on one event loop."""
+    """Disks whose content agents report through Redis.
+
+    Not thread-safe: use an instance in one event loop only.
+    """
 
     def __init__(
         self,
@@ -49,17 +53,17 @@ class AgentDisks:
         self._beat = 0
         self._clock = clock
         self._base_reported_at = -math.inf
-        # Time in which Redis was up, by which the silence of agents is measured: while Redis is
-        # down, agents cannot report.
+        # Seconds in which Redis was available. The silence of an agent is measured in this time,
+        # because agents cannot report while Redis is unavailable.
         self._redis_uptime_s = 0.0
         self._polled_at = clock()
         self._beats: Heartbeats[str] = Heartbeats(lambda: self._redis_uptime_s)
         self._held: dict[str, AgentState] = {}
 
     async def poll(self) -> None:
-        """Read the agents' reports, and report which versions this gateway uses.
+        """Read the agents' reports, and report to Redis which versions this gateway uses.
 
-        Raise StoreError, or the errors of `base`. The placement then remains as it was.
+        Raise StoreError, or the errors of `base`. After an error, the placement is unchanged.
         """
         beats = await asyncio.to_thread(self._notices.read_beats)
         now = self._clock()
@@ -75,8 +79,8 @@ class AgentDisks:
                 if held is not None:
                     self._held[agent] = held
         self._update_placement()
-        # Compute this right after the update above, without an await in between. So each version
-        # that a request has chosen is either in `in_use`, or available by the states in `seen`.
+        # Build this state directly after the update, without an `await` in between. Every version
+        # that a request has chosen is then in `in_use`, or in one of the states in `seen`.
         self._beat += 1
         named = GatewayState(
             beat=self._beat,
@@ -89,7 +93,7 @@ class AgentDisks:
             self._base_reported_at = now
 
     def _update_placement(self) -> None:
-        """Update the placement from the agents' states."""
+        """Update the placement from the last reports of all agents."""
         folders: dict[str, dict[str, str]] = {}
         lacks: dict[str, dict[str, str]] = {}
         for held in self._held.values():
@@ -97,7 +101,7 @@ class AgentDisks:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
                 lacks.setdefault(replica, {}).update({**held.lacks, **held.refused})
-        # Refuse requests for a version only if every agent refused it.
+        # Refuse requests for a version only if all agents have refused the version.
         agents = [held.refused for held in self._held.values()]
         everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()
         refused = {digest: agents[0][digest] for digest in everywhere}
@@ -108,10 +112,10 @@ class AgentDisks:
 
 
 class SharedDisk:
-    """The folder `root` on a shared volume, which replicas mount as `seen_as`.
+    """The folder `root` on a shared volume; the replicas mount it as `seen_as`.
 
-    One of the gateway's processes that share the folder fills it. The object must be used on one
-    event loop.
+    Of the gateway processes that share the folder, one process fills it. Not thread-safe: use an
+    instance in one event loop only.
     """
 
     def __init__(
@@ -125,10 +129,17 @@ class SharedDisk:
         base: Callable[[], BaseModel],
         grace_s: float,
     ) -> None:
-        """Use a folder.
+        """Use the folder `root`.
 
-        A version is removed `grace_s` seconds after no record names it any more. `grace_s` must be
-        longer than any request takes.
+        Args:
+            root: the folder's path on this host.
+            seen_as: the folder's path on the replicas.
+            placement: is updated by `poll`.
+            store: provides the weights of adapter versions.
+            records: returns the records of all adapters.
+            base: returns the base model.
+            grace_s: seconds after which a version without a record is removed. Must be longer than
+                any request takes.
         """
         self._folders = PeftFolders(root)
         self._seen_as = seen_as
@@ -140,7 +151,7 @@ class SharedDisk:
         self._keeper: PeftDiskManager | None = None
 
     async def poll(self) -> None:
-        """Update the placement, after filling the folder if this is the process that does so.
+        """Fill the folder if this process is responsible for it, and update the placement.
 
         Raise OSError, or the errors of `base`.
         """
@@ -157,10 +168,10 @@ class SharedDisk:
     def _work(
         self, wanted: list[WantedVersion], fetch: Callable[[str], Converted]
     ) -> Iterable[str]:
-        """Fill the folder for up to `_MAX_WORK_S` seconds. Return the digests of the versions in
-        the folder.
+        """Fill the folder, and return the digests of the versions in the folder.
 
-        If another process fills the folder, only list the versions.
+        Stop filling after about `_MAX_WORK_S` seconds. If another process fills the folder, only
+        list the versions.
         """
         if not self._folders.take():
             return self._folders.list_versions()
@@ -174,8 +185,8 @@ class SharedDisk:
     def _is_unused(self, digest: str, _revision: int) -> bool:
         """Return True if no request of this process uses the version.
 
-        Requests of other processes have ended by now, because the grace time is longer than any
-        request.
+        Requests of other processes need no check: they ended within the grace time, which is longer
+        than any request.
         """
         return digest not in self._placement.in_use()
 

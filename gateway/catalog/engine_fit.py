@@ -1,4 +1,4 @@
-"""Warnings about adapters that do not fit the engines' LoRA caches or tensor parallel size."""
+"""Warnings about adapters that do not fit an engine's LoRA cache or tensor parallel size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class EngineFit:
-    """Comparison of the served adapters with the engines."""
+    """Check of the served adapters against the engines' LoRA cache and tensor parallel size."""
 
     def __init__(
         self,
@@ -21,15 +21,19 @@ class EngineFit:
         capabilities: Callable[[], Sequence[ModelCapabilities]],
         base_model: Callable[[], BaseModel],
     ) -> None:
-        """Compare `adapters` with the model variants whose capabilities `capabilities` returns."""
+        """Prepare the check.
+
+        Args:
+            adapters: the catalog of adapters.
+            capabilities: returns the capabilities of each model variant (group of equal replicas).
+            base_model: returns the base model.
+        """
         self._adapters = adapters
         self._capabilities = capabilities
         self._base_model = base_model
 
     def warnings(self) -> dict[str, str]:
-        """Return a warning for each problem of the served adapters with the engines, by a fixed
-        key.
-        """
+        """Return the warnings for operators. The keys are "tp_size" and "host_cache"."""
         found = {}
         served = [(record.name, record.version.tp_size) for record in self._adapters.records]
         made = ", ".join(f"{name} ({tp_size})" for name, tp_size in served if tp_size)
@@ -51,12 +55,13 @@ class EngineFit:
         return found
 
     def compute_cache_fit(self) -> sizes.CacheFit | None:
-        """Return how the served versions fit the engine's LoRA caches. Return None if this is
-        unknown.
+        """Return how many of the served versions fit the engine's LoRA caches.
+
+        Return None if the size of the caches is unknown.
         """
         served = [record.version.modules for record in self._adapters.records]
-        # Consider only engines to which adapters are uploaded: others have the LLM API's cache,
-        # which is limited by the number of adapters.
+        # Check only engines to which adapters are uploaded. Other engines have the cache of the LLM
+        # API, which is limited by a number of adapters instead of bytes.
         if not (sent := self._upload_capabilities()):
             return None
         settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
@@ -66,10 +71,9 @@ class EngineFit:
             return None  # without config.json, the engine's cache pages are unknown
 
     def _upload_capabilities(self) -> list[ModelCapabilities]:
-        """Return the capabilities of the model variants to which adapters are uploaded.
+        """Return the capabilities of all model variants that do not read adapters from disk.
 
-        Variants that read adapters from disk are left out, because they report little about their
-        limits.
+        Return an empty list if no replica is ready.
         """
         try:
             return [each for each in self._capabilities() if not each.reads_adapters]

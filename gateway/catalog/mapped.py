@@ -1,6 +1,4 @@
-"""Mapped models: the embedding and ranking models that the configuration file maps to Triton
-models.
-"""
+"""Mapped models: embedding and ranking models that the configuration maps to Triton models."""
 
 from __future__ import annotations
 
@@ -26,9 +24,13 @@ _ENDPOINTS: Mapping[type[mapped.MappedModelEntry], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(Generic[C]):
-    """An embedding or ranking model. `name` is its name for clients.
+    """An embedding or ranking model.
 
-    `tokenizer` is None if texts are sent to Triton without counting tokens.
+    Attributes:
+        name: the model's name for clients.
+        entry: the model's entry in the configuration file.
+        mapping: the model's name and tensors in Triton.
+        tokenizer: the model's tokenizer; None if texts are sent to Triton without counting tokens.
     """
 
     name: str
@@ -46,7 +48,7 @@ class MappedModels:
     def __init__(self) -> None:
         self._models: Mapping[str, AnyModel] = {}
         self._tokenizers: dict[str, InputTokenizer] = {}
-        """Tokenizers by folder, of the last configuration that was checked."""
+        """Tokenizers of the last checked configuration, by their folder."""
         self.adapters: Callable[[], Iterable[str]] = tuple
         """Function that returns the names of registered adapters."""
 
@@ -62,16 +64,18 @@ class MappedModels:
         return self._models.get(name)
 
     def resolve(self, name: str) -> AnyModel:
-        """Return the embedding or ranking model of this name. Raise ModelNotFound for an unknown
-        name.
+        """Return the embedding or ranking model named `name`.
+
+        Raise ModelNotFound for an unknown name.
         """
         if name not in self._models:
             raise ModelNotFound(name)
         return self._models[name]
 
     def refuse(self, name: str) -> None:
-        """Raise InvalidRequest if `name` is one of these models. Used by endpoints that these
-        models do not serve.
+        """Raise InvalidRequest if `name` is an embedding or ranking model.
+
+        Call this in endpoints that these models do not serve. The error names the right endpoint.
         """
         found = self._models.get(name)
         if found is not None:
@@ -79,10 +83,10 @@ class MappedModels:
             raise InvalidRequest(f"The model `{name}` {does}.", param="model")
 
     def check(self, configuration: Configuration) -> tuple[FieldPath, str] | None:
-        """Return (field, reason) if a model of the configuration cannot be served. Return None if
-        all can.
+        """Check the embedding and ranking models of a new configuration, and load their tokenizers.
 
-        This loads tokenizers, so call it in a thread.
+        Return (field, reason) for the first model that cannot be served. Return None if all models
+        can be served. This method blocks, so call it in a thread.
         """
         tokenizers: dict[str, InputTokenizer] = {}
         adapters = set(self.adapters())
@@ -100,9 +104,7 @@ class MappedModels:
         return None
 
     def update(self, configuration: Configuration) -> None:
-        """Apply a configuration. Call this for each configuration that comes into force, after
-        `check`.
-        """
+        """Serve the models of a new configuration. Call `check` with this configuration first."""
         found: dict[str, AnyModel] = {}
         for name, embedding in configuration.embedding_models.items():
             found[name] = self._build_model(name, embedding)
@@ -125,7 +127,7 @@ class MappedModels:
 
 
 class MappedRouter(Generic[C]):
-    """Resolver of model names for the endpoint of one type of mapped models."""
+    """Resolver of model names for an endpoint: only embedding models, or only ranking models."""
 
     def __init__(self, models: MappedModels, router: ModelRouter, kind: type[C]) -> None:
         self._models = models
@@ -133,7 +135,7 @@ class MappedRouter(Generic[C]):
         self._kind: type[C] = kind
 
     def resolve(self, model: str) -> ServedModel[C]:
-        """Return the model of this name.
+        """Return the embedding or ranking model named `model`.
 
         Raises:
             ModelNotFound: no model has this name.

@@ -1,4 +1,4 @@
-"""Placement: which adapter versions are on which replicas' disks, and in which folders.
+"""Placement of LoRA adapter versions: their folders on the disks of replicas.
 
 See decision 029 in docs/decisions.
 """
@@ -19,15 +19,16 @@ HELD, COMING = "held", "on its way"
 def address_of(endpoint: str) -> str:
     """Return ``host:port`` of an endpoint such as ``grpcs://host:port#name``.
 
-    The part after # is the name that the endpoint's TLS certificate must have.
+    The name after # is the name that the endpoint's TLS certificate must have.
     """
     return endpoint.rpartition("://")[2].partition("#")[0]
 
 
 class Placement:
-    """Versions on replicas' disks, as known to this process.
+    """Adapter versions on replicas' disks, as this process knows them from its last poll.
 
-    The task that polls the disks calls `set`. The object must be used on one event loop.
+    The task that polls the disks calls `set`. Not thread-safe: use an instance in one event loop
+    only.
     """
 
     def __init__(self) -> None:
@@ -47,31 +48,32 @@ class Placement:
         refused: Mapping[str, str],
         lacks: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """Replace all that is known about the disks.
+        """Replace the state of all disks.
 
         Args:
-            folders: path of each version's folder in the replica's file system, by the replica's
+            folders: paths of versions' folders in the replica's file system, by the replica's
                 address and the version's digest.
-            everywhere: folders of versions on the volume that all replicas mount, by digest.
-            refused: for each version that no replica will ever hold: the reason, by digest.
-            lacks: for each version that a replica cannot hold now: the reason, by address and
-                digest.
+            everywhere: paths of versions' folders on a volume that all replicas mount, by digest.
+            refused: reasons why versions will never be on any replica's disk, by digest.
+            lacks: reasons why versions are not on a replica's disk now, by the replica's address
+                and the version's digest.
         """
         self._folders, self._everywhere, self._refused = folders, everywhere, refused
         self._lacks = lacks
 
     def wake(self) -> None:
-        """Wake all waiting requests, so that they check versions and replicas again."""
+        """Wake all requests in `wait_for_poll`; they then check again where their version is."""
         self._polled.set()
         self._polled = asyncio.Event()
 
     def of(self, digest: str) -> VersionFolders:
-        """Return the folders of one version."""
+        """Return the folders of the version with this digest."""
         return VersionFolders(self, digest)
 
     def in_use(self) -> dict[str, frozenset[str]]:
-        """Return the addresses of replicas that run requests with a version now, by digest of the
-        version.
+        """Return which versions are in use: addresses of replicas, by the version's digest.
+
+        A version is in use on a replica while a request with the version runs there.
         """
         found: dict[str, set[str]] = {}
         for address, digest in self._in_use:
@@ -79,8 +81,9 @@ class Placement:
         return {digest: frozenset(where) for digest, where in found.items()}
 
     def at(self, digest: str, endpoint: str) -> str | None:
-        """Return the version's folder in the replica's file system. Return None if the replica
-        lacks the version.
+        """Return the path of the version's folder in the replica's file system.
+
+        Return None if the version is not on the replica's disk.
         """
         found = self._folders.get(address_of(endpoint), {}).get(digest)
         return self._everywhere.get(digest) if found is None else found
@@ -91,13 +94,11 @@ class Placement:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Addresses of the replicas whose disks agents report."""
+        """Addresses of the replicas whose disks are reported by agents."""
         return frozenset(self._folders)
 
     def state(self, digest: str, endpoint: str) -> str:
-        """Return the state of a version on a replica: `HELD`, `COMING`, or "not held: " with the
-        reason.
-        """
+        """Return the state of a version on a replica: `HELD`, `COMING`, or "not held: REASON"."""
         if self.at(digest, endpoint) is not None:
             return HELD
         why = self._lacks.get(address_of(endpoint), {}).get(digest) or self._refused.get(digest)
@@ -108,12 +109,12 @@ class Placement:
         return COMING
 
     def count_lacking(self, endpoint: str) -> Counter[str]:
-        """Return how many versions the replica cannot hold now, by reason."""
+        """Return the number of versions that are not on the replica's disk, by reason."""
         return Counter(self._lacks.get(address_of(endpoint), self._refused).values())
 
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:
-        """Count the version as in use on the replica while the context is entered."""
+        """Return a context manager that marks the version as in use on the replica."""
         key = address_of(endpoint), digest
         self._in_use[key] += 1
         try:
@@ -124,7 +125,10 @@ class Placement:
                 del self._in_use[key]
 
     async def wait_for_poll(self, digest: str) -> None:
-        """Wait for the next poll. Raise EngineError if no replica will ever hold the version."""
+        """Wait for the next poll of the disks.
+
+        Raise EngineError if the version will never be on any replica's disk.
+        """
         if digest in self._refused:
             raise EngineError("No inference server here can run this adapter.")
         self.waiting += 1

@@ -1,4 +1,4 @@
-"""Routing of a model name to the base model, or to one version of an adapter."""
+"""Routing of a model name to the base model, or to one version of a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from gateway.generation.lora import Lora
 class Route:
     """The base model or adapter version that a model name selects.
 
-    `name` is the label in metrics, without the version. `version` is ``NAME@DIGEST`` of an adapter,
-    for headers. `chat_template` is that of the adapter version; None if the base model's template
-    applies.
+    Attributes:
+        name: the model's name as a label in metrics, without the version.
+        lora: the adapter version; None for the base model.
+        version: ``NAME@DIGEST`` of the adapter version, for headers; None for the base model.
+        chat_template: the adapter version's chat template; None to use the base model's template.
     """
 
     name: str
@@ -27,14 +29,18 @@ class Route:
 
 
 class ModelRouter:
-    """Resolver of model names, by the adapters that exist at the time of the call."""
+    """Resolver of model names. It uses the adapters that exist at the time of the call."""
 
     def __init__(
         self, base: str, adapters: AdapterCatalog, refuse: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Route to the model named `base` and to `adapters`.
+        """Create the resolver.
 
-        `refuse` raises InvalidRequest for a model of another endpoint.
+        Args:
+            base: name of the base model.
+            adapters: the catalog of adapters.
+            refuse: called with each other name; raises InvalidRequest for a model that does not
+                generate text.
         """
         self._base = base
         self._adapters = adapters

@@ -1,4 +1,4 @@
-"""Warnings for operators about adapter versions that are missing on replicas' disks."""
+"""Warnings for operators about LoRA adapter versions that are missing on replicas' disks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gateway.catalog.placement import Placement, address_of
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a shortfall is logged. Agents that start or restart have reported by then.
+# Seconds that a shortfall must last before it is logged. Agents that start have reported by then.
 _LOG_AFTER_S = 15.0
 
 
 def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str]:
-    """Return a message for each shortfall: missing versions, replicas without an agent, and agents
-    of unknown replicas.
+    """Return a message for each problem with replicas' disks.
 
-    `disks` maps each replica's endpoint to True if the replica reads adapters from disk now.
+    Problems are missing adapter versions, replicas without an agent, and agents of unknown
+    replicas. `disks` maps each replica's endpoint to True if the replica reads adapters from disk.
     """
     found = []
     for endpoint in sorted(endpoint for endpoint, reads in disks.items() if reads):
@@ -34,7 +34,10 @@ def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str
 
 
 class ShortfallLog:
-    """Log of shortfalls. Each is logged once, after it has lasted for `_LOG_AFTER_S` seconds."""
+    """Log of the messages of `find_shortfalls`.
+
+    Each message is logged once, after its problem has lasted for `_LOG_AFTER_S` seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,11 +46,11 @@ class ShortfallLog:
 
     @property
     def lasting(self) -> list[str]:
-        """Shortfalls that were logged and still exist."""
+        """Messages that were logged and whose problem still exists."""
         return sorted(self._logged)
 
     def update(self, found: list[str]) -> None:
-        """Record the current shortfalls, and log those that have lasted."""
+        """Record the current messages, and log those whose problem has lasted long enough."""
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in found}
         self._logged &= self._since.keys()

@@ -1,4 +1,4 @@
-"""Settings of adapters, and of the disk and Redis in which they are stored."""
+"""Settings of LoRA adapters, and of the disk and Redis in which they are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lora_store import redis_url
 
 
 class AdapterSettings(BaseModel):
-    """Adapters, and where they are stored."""
+    """LoRA adapters and their storage."""
 
     store_dir: Path = Field(
         Path(".state/adapters"),
@@ -135,8 +135,8 @@ class AdapterSettings(BaseModel):
     @field_validator("redis_url")
     @classmethod
     def _check_redis_url(cls, url: str | None) -> str | None:
-        # Check the URL here: if the password is not %-encoded, redis-py's error quotes part of it
-        # as the port.
+        # Check the URL here, not in redis-py: if the password is not %-encoded, redis-py's error
+        # message quotes part of the password as the port.
         if url is not None:
             redis_url.parse(url)
         return url

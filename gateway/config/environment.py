@@ -1,4 +1,4 @@
-"""Reading of the settings from environment variables, and checks of the paths on this machine."""
+"""Function that reads the settings from environment variables, and checks their paths."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gateway.config.file import ConfigurationError
 from gateway.config.setting_types import is_service_link
 from gateway.config.settings import Settings
 
-# GATEWAY_* variables that are no settings: those of `gateway triton launch`, of the commands that
-# send requests to a gateway, and of docker-compose.yml.
+# GATEWAY_* variables that are not settings. `gateway triton launch`, commands that send requests to
+# a gateway, and docker-compose.yml use these variables.
 _OTHER_VARIABLES = {"GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
 # Variables that Kubernetes sets for a Service named `gateway` or `gateway-...`.
 _SERVICE_LINK = re.compile(
@@ -27,7 +27,7 @@ _SERVICE_LINK = re.compile(
 )
 
 
-# Advice to the operator for settings that have no default.
+# Advice to the operator for required settings that are not set.
 _REQUIRED = {
     "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
     "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",
@@ -35,8 +35,9 @@ _REQUIRED = {
 
 
 def settings_from_environment() -> Settings:
-    """Return the settings in the GATEWAY_* variables. Raise ConfigurationError with a line for each
-    problem.
+    """Return the settings from the GATEWAY_* variables.
+
+    Raise ConfigurationError with one line for each problem.
     """
     problems = find_unknown_variables()
     try:
@@ -73,7 +74,10 @@ def find_unknown_variables() -> list[str]:
 
 
 def _describe_json_error(error: SettingsError) -> str:
-    """Return a message for a variable that is no JSON, with its name but without its value."""
+    """Return a message for a variable that is not valid JSON.
+
+    The message does not quote the value, which may be a secret.
+    """
     field = re.search(r'field "(\w+)"', str(error))
     if field is None:
         return str(error)
@@ -84,7 +88,7 @@ def _describe_problem(problem: Any) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         message = f"is not set; {_REQUIRED[str(problem['loc'][0])]}"
-    # An error without a location concerns several settings, which its message names.
+    # If an error has no location, it concerns several settings, and the message names them.
     name = "_".join(str(part) for part in problem["loc"]).upper()
     return f"GATEWAY_{name}: {message}" if name else message
 

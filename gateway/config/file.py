@@ -1,7 +1,8 @@
-"""The configuration file. It is YAML and is validated as a unit; each error has a line number.
+"""The configuration file: a YAML file that is validated completely before it is applied.
 
-Each section of the file is a field of `Configuration`. The parts of the gateway that use a section
-subscribe to `ConfigurationFile`, and are called with each configuration that comes into force.
+Each error message has a line number. Each section of the file is a field of `Configuration`. The
+components that use a section subscribe to `ConfigurationFile`, and are called with each new valid
+configuration.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
-# Fields whose values error messages must not quote. A `source` may contain a password or a
+# Secret fields, whose values must not be in error messages. A `source` may contain a password or a
 # signature.
 _SECRET_FIELDS = {"keys", "admin_keys", "source"}
 _MESSAGE_BY_ERROR_TYPE = {
@@ -52,7 +53,7 @@ _MESSAGE_BY_ERROR_TYPE = {
 
 
 class LimitsSection(BaseModel):
-    """Counting of limits, for all tenants."""
+    """Settings for the counting of all tenants' limits."""
 
     model_config = _STRICT
     when_redis_is_away: RedisUnavailablePolicies = Field(
@@ -62,8 +63,9 @@ class LimitsSection(BaseModel):
 
 
 class ReplicaEntry(BaseModel):
-    """A Triton, or a DNS name that stands for several Tritons. A string in place of the object is
-    the endpoint.
+    """Entry of `replicas`: one Triton, or a DNS name with the addresses of several Tritons.
+
+    An entry may also be a string, which is then the `endpoint`.
     """
 
     model_config = _STRICT
@@ -94,9 +96,9 @@ class ReplicaEntry(BaseModel):
 class Configuration(BaseModel):
     """The contents of the configuration file.
 
-    A file without `tenants` lets anybody use the gateway, so it must state `anonymous: true`.
-    Without this rule, a file that is only partly written, or whose tenants are commented out, would
-    turn keys off.
+    A gateway without `tenants` requires no keys, so a file without `tenants` must contain
+    `anonymous: true`. Without this rule, an incomplete file, or a file in which the tenants are
+    commented out, would turn keys off.
     """
 
     model_config = _STRICT
@@ -154,15 +156,17 @@ class Configuration(BaseModel):
 
 
 class ConfigurationError(Exception):
-    """Error of an invalid configuration file. Its message has a line ``FILE:LINE: FIELD: problem``
-    for each problem.
+    """Invalid configuration file or settings.
+
+    The message has one line per problem. For a file, the line is ``FILE:LINE: FIELD: problem``.
     """
 
 
 FieldPath = Sequence[str | int]
 Check = Callable[[Configuration], tuple[FieldPath, str] | None]
-"""Function that checks a configuration for this gateway. It returns (field, reason) for a field
-that cannot be applied here, or None.
+"""Function that checks if this gateway can apply a configuration.
+
+The function returns (field, reason) for a field that cannot be applied, or None.
 """
 
 
@@ -202,8 +206,9 @@ def _format_path(field: FieldPath) -> str:
 
 
 def _describe_error(error: dict[str, Any]) -> tuple[FieldPath, str]:
-    """Return (field, message) of a pydantic error. The message quotes the value, unless it may be a
-    secret.
+    """Return (field, message) for a pydantic error.
+
+    The message quotes the value of the field, unless the value may be a secret.
     """
     field: FieldPath = error["loc"]
     found = error.get("input")
@@ -224,7 +229,7 @@ def _list_allowed_fields(field: FieldPath) -> list[str]:
     """Return the names that are allowed in the mapping at `field`."""
     model: type[BaseModel] = Configuration
     for part in field:
-        # Skip parts that are no field names: list indices, and names that the file's author chose.
+        # Skip parts that are not field names: list indices, and keys such as names of models.
         if isinstance(part, str) and part in model.model_fields:
             model = next(_find_models(model.model_fields[part].annotation), model)
     return list(model.model_fields)
@@ -248,8 +253,9 @@ def _find_conflicting_replicas(replicas: Sequence[ReplicaEntry]) -> Iterator[tup
 def _find_repeated_names(
     section: str, names: Iterable[str], taken: Mapping[str, str]
 ) -> Iterator[tuple[FieldPath, str]]:
-    """Yield an error for each name that `taken` has. `taken` maps names to the field that uses them
-    first.
+    """Yield an error for each name that is already in use.
+
+    `taken` maps names in use to the fields that use them.
     """
     for name in names:
         if name in taken:
@@ -257,8 +263,10 @@ def _find_repeated_names(
 
 
 def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPath, str]]:
-    """Yield errors that concern several fields: anonymous with tenants, and repeated names, keys or
-    endpoints.
+    """Yield errors that concern several fields.
+
+    The errors are: `anonymous` together with tenants (or neither of them), `watch` for a remote
+    source, and repeated names, keys or endpoints.
     """
     if configuration.anonymous and configuration.tenants is not None:
         yield ("anonymous",), "not together with tenants, who have keys"
@@ -304,7 +312,7 @@ def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPa
 
 
 class ConfigurationFile:
-    """The configuration file. `current` is the last valid configuration, which is in force."""
+    """The configuration file. `current` is the last valid configuration, which is applied."""
 
     def __init__(
         self,
@@ -317,11 +325,12 @@ class ConfigurationFile:
 
         Args:
             path: the file; None for an empty configuration.
-            check: called with each configuration before it comes into force.
-            problem: returns why the configuration in force is not fully applied, or "".
+            check: called with each configuration before it is applied.
+            problem: returns an error text if the current configuration is not fully applied, else
+                "".
 
         Raises:
-            ConfigurationError: the file cannot be read, or `check` refuses it.
+            ConfigurationError: the file cannot be read or is invalid, or `check` refuses it.
         """
         self._path = path
         self._check = check
@@ -335,9 +344,9 @@ class ConfigurationFile:
             raise ConfigurationError(found[1])
 
     def subscribe(self, subscriber: Callable[[Configuration], None]) -> None:
-        """Call `subscriber` with the current configuration now, and later with each new one.
+        """Call `subscriber` with the current configuration now, and with each new one later.
 
-        The function must not raise.
+        `subscriber` must not raise an exception.
         """
         self._subscribers.append(subscriber)
         subscriber(self.current)
@@ -347,11 +356,11 @@ class ConfigurationFile:
         self._wake.set()
 
     async def watch(self, troubles: Troubles) -> None:
-        """Reload the file when it has changed and has then remained unmodified for one poll. Run
-        until cancelled.
+        """Reload the file after each change. Run until cancelled.
 
-        The wait is needed because a file that is still being written may be valid but incomplete. A
-        tenant whose limits are not written yet would then have no limits.
+        A changed file is reloaded once it has remained unmodified from one poll to the next. A file
+        that is still being written may be valid but incomplete: for example, a tenant would have no
+        limits.
         """
         if self._path is None:
             return
@@ -370,12 +379,12 @@ class ConfigurationFile:
             await self._reload(self._path, troubles)
 
     async def _reload(self, path: Path, troubles: Troubles) -> None:
-        # Read the file's status before its content, so that the next poll finds a change during the
-        # read.
+        # Read the file's status before its content. If the file changes during the read, the next
+        # poll then detects the change.
         self._stamp = await asyncio.to_thread(self._read_stamp)
         try:
             configuration, _ = await asyncio.to_thread(load, path, self._check)
-        except Exception as error:  # on any error, the old configuration stays in force
+        except Exception as error:  # on any error, continue with the old configuration
             log.error("the configuration was refused, the old one stays in force:\n%s", error)
             text = f"the configuration was refused, the old one stays in force: {error}"
             troubles.hold("configuration", logging.ERROR, text, logs=False)
@@ -391,7 +400,7 @@ class ConfigurationFile:
     def _read_stamp(self) -> tuple[int, int, int] | None:
         """Return (inode, mtime in ns, size), which changes when the file is replaced or rewritten.
 
-        Return None without a file.
+        Return None if there is no file, or if it cannot be read.
         """
         if self._path is None:
             return None

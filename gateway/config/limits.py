@@ -21,15 +21,15 @@ LimitName = Literal[
     "tokens_per_month",
 ]
 Counted = Literal["requests", "tokens", "slots"]
-"""Unit of a limit. A slot is occupied by one choice, prompt or beam while it runs."""
+"""Unit that a limit counts. Each running choice, prompt or beam occupies one slot."""
 
 
 class LimitKind(NamedTuple):
     """Unit and period of a limit.
 
     Attributes:
-        code: letter with which the limit's fields in Redis begin. `script.lua` derives the period
-            from it.
+        code: first letter of the limit's fields in Redis. `script.lua` derives the period from this
+            letter.
         counts: the unit.
         budget: True if the period is a calendar day or month in UTC. Other limits apply to the last
             minute, or to the requests that run now.

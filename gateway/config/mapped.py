@@ -1,5 +1,6 @@
-"""Entries of the configuration file for embedding and ranking models of the same Triton, with their
-tensor names.
+"""Entries of the configuration file for embedding and ranking models of the same Triton.
+
+An entry maps the inputs and outputs of requests to the names of the model's tensors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _Tensor = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class MappedModelEntry(BaseModel):
-    """Fields of embedding and ranking models.
+    """Fields that embedding and ranking models have in common.
 
-    A model's inputs are either tensors of text (BYTES) or of token ids (INT32 or INT64). Token ids
-    need the folder of the model's `tokenizer`. With a tokenizer, the tokens of texts are counted,
-    too.
+    The inputs of a model are either texts (BYTES) or token ids (INT32 or INT64). For token ids, the
+    folder of the model's `tokenizer` is required. For texts, a tokenizer is optional; it is used to
+    count tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -112,4 +113,4 @@ class RerankModel(MappedModelEntry):
 
 EmbeddingModels = dict[AdapterName, EmbeddingModel]
 RerankModels = dict[AdapterName, RerankModel]
-"""Ranking models by their names for clients, like `EmbeddingModels`."""
+"""Ranking models by the names that clients use, like `EmbeddingModels`."""

@@ -1,7 +1,7 @@
-"""Parsing of YAML to plain data with the line of each value, for error messages.
+"""Parser of YAML documents that also returns the line of each value, for error messages.
 
-PyYAML is imported with the first document, because it takes 1 MiB that a gateway without a
-configuration file need not spend.
+PyYAML takes 1 MiB of memory. It is imported only when the first document is parsed, so that a
+gateway without a configuration file saves this memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class MarkedYaml:
     def __init__(self, text: str) -> None:
         """Parse a document. Raise YamlProblem for invalid YAML and for repeated keys."""
         yaml = import_module("yaml")
-        # Use libyaml's parser, which is ten times as fast, if PyYAML was built with it. The results
-        # are the same.
+        # If PyYAML was built with libyaml, use libyaml's parser, which is ten times as fast and
+        # returns the same results.
         loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
             loader = loader_class(text)
@@ -42,17 +42,18 @@ class MarkedYaml:
             finally:
                 loader.dispose()
         except yaml.MarkedYAMLError as error:
-            # Use only `problem`: the other parts of the error quote the file, which may contain
-            # secrets.
+            # Use only `problem`: the other attributes of the error quote the file, which may
+            # contain secrets.
             mark = error.problem_mark or error.context_mark
             raise YamlProblem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise YamlProblem(1, f"not YAML: {type(error).__name__}") from None
 
     def find_line(self, path: Sequence[str | int]) -> int:
-        """Return the line of the value at `path` (keys and indices from the root), from 1.
+        """Return the line number of the value at `path`. Lines count from 1.
 
-        For a missing value, return the line of the nearest value around it.
+        `path` has the keys and indices from the root of the document to the value. If the value is
+        missing, return the line of the innermost value of `path` that exists.
         """
         node, line = self._root, 1
         for part in path:
@@ -64,10 +65,9 @@ class MarkedYaml:
 
 
 def _find_child(node: Node | None, part: str | int) -> tuple[int, Node] | None:
-    """Return (line, node) of a member of a mapping or sequence. In a mapping, the line is that of
-    the key.
+    """Return (line, node) of a member of a mapping or sequence. Return None if it is missing.
 
-    Return None if there is no such member.
+    For a mapping, the line is the line of the key.
     """
     if node is None:
         return None
@@ -100,7 +100,7 @@ def _find_repeated_keys(root: Node | None) -> Iterator[Node]:
             for key, value in node.value:
                 pending.append(value)
                 if not isinstance(key.value, str):
-                    continue  # a list or mapping as a key is no field name
+                    continue  # skip lists and mappings as keys, which are not field names
                 if key.value in keys and key.value != "<<":
                     yield key
                 keys.add(key.value)

@@ -13,7 +13,7 @@ from gateway.parsers.tools.forms import Form
 
 
 class RequestSettings(BaseModel):
-    """Requests and connections."""
+    """Handling of requests and connections."""
 
     request_timeout: Seconds = Field(
         600.0, description="Seconds after which a request is cancelled and answered with 504."

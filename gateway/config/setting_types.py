@@ -1,4 +1,4 @@
-"""Types for the fields of settings, with validation."""
+"""Field types of settings, with validation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 MIN_ADMIN_KEY_CHARS = 32
-"""Minimum length of an admin key. `gateway key new --admin` prints 46 characters with 256 random
-bits.
+"""Minimum length of an admin key.
+
+A key from `gateway key new --admin` has 46 characters, with 256 random bits.
 """
 
 
@@ -22,10 +23,10 @@ def _check_admin_key(key: SecretStr) -> SecretStr:
 
 
 def is_service_link(value: str) -> bool:
-    """Return True if `value` looks like a service link.
+    """Return True if `value` looks like the URL of a Kubernetes service link.
 
-    For a Service `name`, Kubernetes sets the variable NAME_PORT to a URL such as
-    ``tcp://10.0.0.1:80``.
+    For a Service `name`, Kubernetes sets the environment variable NAME_PORT to a URL such as
+    ``tcp://10.0.0.1:80`` (a service link). This may overwrite a variable for a port number.
     """
     return value.startswith(("tcp://", "udp://", "sctp://"))
 

@@ -1,5 +1,6 @@
-"""Settings of one gateway process, read once at start from ``GATEWAY_*`` variables and secret
-files.
+"""Settings of one gateway process.
+
+The settings are read once at start, from environment variables ``GATEWAY_*`` and secret files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SECRETS = Path("/run/secrets")
 
 
 class ServerSettings(BaseModel):
-    """Server and model."""
+    """HTTP server and base model."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(9000, description="Port to listen on; 0 selects a free one.")
@@ -38,7 +39,7 @@ class ServerSettings(BaseModel):
 
 
 class TenantSettings(BaseModel):
-    """Tenants and admins."""
+    """Tenants, admins and the usage log."""
 
     config: Path | None = Field(
         None,
@@ -115,7 +116,8 @@ class LogSettings(BaseModel):
     )
 
 
-# The order of the base classes determines that of the fields: fields of the last base come first.
+# The order of the base classes determines the order of the fields. Fields of the last base class
+# come first.
 class Settings(
     LogSettings,
     ConversationSettings,
@@ -132,8 +134,8 @@ class Settings(
         env_prefix="GATEWAY_",
         env_ignore_empty=True,
         frozen=True,
-        # Folder where containers mount secrets. If GATEWAY_FOO is not set, the file gateway_foo is
-        # read.
+        # Folder in which containers mount secrets. If GATEWAY_FOO is not set, pydantic reads the
+        # file gateway_foo in this folder.
         secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
     )
 

@@ -1,6 +1,4 @@
-"""Entries of the configuration file for tenants: keys, models and limits. Also creation and hashing
-of keys.
-"""
+"""Entries of the configuration file for tenants, and functions to create and hash API keys."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ KEY_PREFIX = "sk-"
 _KEY_BYTES = 32
 
 KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-"""``sha256:`` and the hex digest of a key's bytes. No salt is needed, because a key has 256 random
-bits.
+"""Hash of a key: ``sha256:`` and the hex digest.
+
+No salt is needed, because a key has 256 random bits.
 """
 
 Limit = Annotated[int, Field(ge=1, le=10**12)]
@@ -30,8 +29,8 @@ Limit = Annotated[int, Field(ge=1, le=10**12)]
 class Tenant(BaseModel):
     """An entry of `tenants` in the configuration file. An absent limit does not apply.
 
-    Adapters called `NAME/...` belong to the tenant `NAME`. That tenant may always use them, and
-    other tenants may not unless their `models` have a pattern with a slash that matches.
+    Adapters called `NAME/...` belong to the tenant `NAME`, who may always use them. Another tenant
+    may use them only if a pattern in its `models` contains a slash and matches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -120,8 +119,9 @@ class Tenant(BaseModel):
         }
 
     def may_use(self, name: str, base: str) -> bool:
-        """Return True if the tenant may use the model called `name`. `base` is the base model's
-        name.
+        """Return True if the tenant may use the model `name`.
+
+        `base` is the name of the base model.
         """
         common = is_common(name, base)
         for pattern in self.models:
@@ -145,5 +145,5 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """Return the hash of a key, in the form of `KeyHash`."""
+    """Return the hash of a key as a `KeyHash`."""
     return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()

@@ -1,4 +1,4 @@
-"""Settings of the connection to Triton, and of the slots (concurrent requests) of its engines."""
+"""Settings of the connection to Triton, and of the concurrent requests (slots) of its engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.scheduling.discovery import check_endpoint
 
 
 class TritonSettings(BaseModel):
-    """Triton, and the slots of its engines."""
+    """Connection to Triton, and the slots (concurrent requests) of its engines."""
 
     triton_grpc: str = Field(
         "127.0.0.1:8001",

@@ -1,3 +1,1 @@
-"""Data of the console: the state of one gateway with all its workers, and the changes of that
-state.
-"""
+"""Data of the console: the state of one gateway with all its workers, and changes of this state."""

@@ -1,8 +1,9 @@
-"""State of adapters on replicas, as seen by one worker.
+"""State of LoRA adapters on replicas, as seen by one worker.
 
-At most times, most adapters are on no replica. So an adapter's facts list only the replicas that
-have the adapter, and the facts are collected from the content of each engine's cache. A thousand
-adapters on twenty replicas take a few milliseconds, and the event loop runs other tasks in between.
+Most adapters are usually on no replica. The description of an adapter therefore lists only the
+replicas that have the adapter, according to the cache state of each engine. For a thousand adapters
+on twenty replicas, the computation takes a few milliseconds. The event loop runs other tasks in
+between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
 MAX_ADAPTERS = 2000
-"""Maximum number of adapters that are listed. Further adapters are only counted."""
+"""Maximum number of adapters in the state. Further adapters are counted but not listed."""
 _YIELD_EVERY = 100
 _MAX_REASON_CHARS = 200
 
@@ -25,8 +26,9 @@ Cell = dict[str, object]
 
 
 class AdapterFacts:
-    """Builder of the facts about adapters. It caches the facts that follow from a record, because
-    records are immutable.
+    """Builder of the JSON descriptions of adapters, for the console.
+
+    Fields that depend only on an adapter's record are cached, because records are immutable.
     """
 
     def __init__(self) -> None:
@@ -35,9 +37,9 @@ class AdapterFacts:
     async def collect(
         self, service: Service, rates: Mapping[str, float], *, complete: bool
     ) -> dict[str, dict[str, object]]:
-        """Return facts by adapter name.
+        """Return a JSON description of each adapter, by name.
 
-        Unless `complete`, return only the facts that differ between workers.
+        If `complete` is False, omit fields that are the same in all workers.
         """
         records = service.adapters.records[:MAX_ADAPTERS]
         replicas = list({replica.endpoint: replica for replica in service.replicas}.values())
@@ -92,9 +94,9 @@ def _describe_version(version: Version) -> dict[str, object]:
 def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
     """Return states by adapter name and endpoint, for engines to which adapters are uploaded.
 
-    Adapters that an engine has neither loaded nor evicted are omitted. The state is that of the
-    served version; evictions are counted for all versions. An engine stores equal content once, so
-    all names with that content get the same state.
+    Adapters that an engine has neither loaded nor evicted are omitted. The state concerns the
+    served version, and evictions are counted for all versions. If several adapters have the same
+    weights, an engine stores these weights once, so all of these adapters get the same state.
     """
     names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for record in records:
@@ -119,8 +121,9 @@ def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dic
 
 
 def _find_disk_cell(service: Service, version: Version, replica: Replica) -> Cell | None:
-    """Return the state of a version on a replica that reads adapters from its own disk. Return None
-    for other replicas.
+    """Return the state of an adapter version on a replica that reads adapters from its disk.
+
+    Return None for other replicas.
     """
     selection = replica.engine.last_selection
     if selection is None or not selection.capabilities.reads_adapters:

@@ -1,8 +1,7 @@
-"""Feed of the gateway's state for readers. Each reader receives the complete state first, then
-changes.
+"""Feed of the gateway's state as server-sent events, for the console's browsers ("readers").
 
-A change is relative to the state that the reader received last, so a slow reader delays no other
-reader.
+Each reader receives the complete state first, then changes. A change is relative to the state that
+the same reader received last, so a slow reader does not delay other readers.
 
 See decision 008 in docs/decisions.
 """
@@ -38,9 +37,9 @@ class StateSnapshot:
 
 
 class Feed:
-    """Source of states and changes for all readers. It must be used on one event loop.
+    """Source of states and changes for all readers. Use an instance on one event loop only.
 
-    `make` returns the current state.
+    `make` returns the current state of the gateway.
     """
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
@@ -53,9 +52,9 @@ class Feed:
         return await self._latest.get()
 
     async def follow(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events for one reader: the state, then changes.
+        """Yield server-sent events for one reader: the complete state, then changes.
 
-        The caller asks for the next event once the last one was sent.
+        The caller must request the next event only after the last event was sent.
         """
         shown = await self.latest()
         yield _frame_event("state", shown.number, shown.text)
@@ -72,7 +71,7 @@ class Feed:
     def _build_change(self, before: StateSnapshot, after: StateSnapshot) -> bytes:
         """Return the change between two snapshots as JSON.
 
-        The last changes are cached, so readers that received the same states share the bytes.
+        The last changes are cached. Readers that received the same states get the same bytes.
         """
         key = before.number, after.number
         change = self._changes.get(key)

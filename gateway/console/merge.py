@@ -1,7 +1,8 @@
-"""Merging of the parts from all workers into one state. Counts are added, and the worst state wins.
+"""Merging of the states of all workers ("parts") into one state for the console.
 
-The state has no lists whose entries come and go, but objects with named members, and no null for
-unknown values. So changes can be sent as merge patches, in which null removes a member.
+Counts are added. If workers report different states of a replica, the worst state wins. The merged
+state has objects with named members instead of lists, and omits unknown values instead of using
+null. Changes can therefore be sent as JSON merge patches, in which null removes a member.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Facts = dict[str, Any]
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
     """Return the gateway's state, merged from the parts.
 
-    The first part must be complete, and is modified. `now` is the time in the state.
+    The first part must be complete; it is modified. `now` is the state's time in seconds since
+    1970.
     """
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
@@ -61,9 +63,9 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 
 
 def _add_troubles(into: Facts, more: Facts) -> None:
-    """Add the troubles of another worker to `into`.
+    """Add the troubles (current problems) of another worker to `into`.
 
-    For a trouble of several workers, use the worst level and the earliest time.
+    If several workers have the same trouble, use the worst level and the earliest time.
     """
     for name, facts in more.items():
         own: Facts | None = into.get(name)
@@ -114,17 +116,17 @@ def _join_tenant(own: Facts, other: Facts) -> None:
     for name, limit in other["limits"].items():
         if (known := own["limits"].get(name)) is None:
             continue
-        # Add the running requests of the workers. All workers share the counters of the other
-        # limits, so use the highest value, which is the latest.
+        # For concurrent requests, add the numbers of the workers. All other limits have counters
+        # that the workers share, so use the highest value, which is the latest.
         used = (known["used"], limit["used"])
         known["used"] = sum(used) if name == "concurrent_requests" else max(used)
 
 
 def _pick_last_refusal(*of: Facts) -> Facts:
-    """Return the refusal to show for a tenant, among the last refusal of each of two workers.
+    """Return the refusal to show for a tenant, given the last refusals of one or two workers.
 
-    This is the later one, except that a refusal for a client's mistake does not replace a recent
-    refusal for another reason.
+    Return the later refusal. However, the refusal of an invalid request does not replace a recent
+    refusal of a valid request.
     """
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]

@@ -1,4 +1,4 @@
-"""Building of one worker's part of the state. `merge` combines the parts of all workers."""
+"""State of one worker for the console ("part"). `merge` combines the parts of all workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.console.tenants import MAX_TENANTS, TenantFacts
 from gateway.service import Service
 
 MAX_REQUESTS = 1000
-"""Maximum number of running requests of one worker that are listed."""
+"""Maximum number of running requests in a part."""
 _RELEASE = version("triton-openai-gateway")
 
 Part = dict[str, Any]
@@ -29,10 +29,10 @@ class PartBuilder:
         self._tenants = TenantFacts()
 
     async def make(self, *, complete: bool) -> Part:
-        """Return this worker's part of the state.
+        """Return the state of this worker.
 
-        Unless `complete`, omit facts that are the same in all workers: the part will be merged into
-        the complete part of another worker.
+        If `complete` is False, omit fields that are the same in all workers. The part can then be
+        merged into the complete part of another worker.
         """
         service, monitor = self._service, self._service.monitor
         _, _, rates = monitor.demand.per_minute()
@@ -57,7 +57,8 @@ class PartBuilder:
     def _add_requests(self, part: Part) -> None:
         """Add running and ended requests to `part`.
 
-        This is done without awaiting, so that no request is in both lists or in neither.
+        This method must not await: a request that ends meanwhile would be listed twice or not at
+        all.
         """
         requests = self._service.monitor.requests
         running = {

@@ -1,6 +1,6 @@
-"""Computing and applying of JSON Merge Patches (RFC 7396).
+"""JSON Merge Patches (RFC 7396): computation and application.
 
-A null in a patch removes a member, so patched objects cannot contain null.
+In a patch, null removes a member. Objects that contain null therefore cannot be patched.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ Json = Mapping[str, Any]
 
 
 def difference(old: Json, new: Json) -> dict[str, Any]:
-    """Return the patch that turns `old` into `new`; empty if they are equal.
-
-    Members that are the same Python object in both are not compared further.
-    """
+    """Return the patch that changes `old` to `new`. Return an empty patch if they are equal."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)
@@ -29,7 +26,7 @@ def difference(old: Json, new: Json) -> dict[str, Any]:
 
 
 def apply_patch(target: Json, patch: Json) -> dict[str, Any]:
-    """Return a copy of `target` with the patch applied, as by the RFC's function `MergePatch`."""
+    """Return a copy of `target` with the patch applied (`MergePatch` in the RFC)."""
     result = dict(target)
     for name, value in patch.items():
         if value is None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
-_MAX_REASON_CHARS = 300  # of a reason; longer reasons are cut
+_MAX_REASON_CHARS = 300  # longer reasons are truncated
 
 WORST_FIRST = ("away", "failing", "leaving", "draining", "ready")
-"""Replica states in order of precedence: if workers disagree, the first of these wins."""
+"""Replica states, the worst first. If workers report different states, the worst wins."""
 
 SUMMED_FIELDS = ("in_flight", "requests", "places")
 """Fields that each worker counts separately. `merge` adds them."""
 
 
 def describe_replicas(service: Service) -> dict[str, dict[str, object]]:
-    """Return facts about replicas, by endpoint.
+    """Return a JSON description of each replica, by endpoint.
 
-    If a replica was removed and added again, both exist for a while, and the newer one is
-    described.
+    If a replica was removed and added again, the old and the new object exist for a while. The new
+    one is described.
     """
     return {replica.endpoint: _describe_replica(service, replica) for replica in service.replicas}
 

@@ -1,4 +1,4 @@
-"""A result that is computed on demand and shared by all readers."""
+"""Cached result of an asynchronous function, which all callers share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 1.0
-# Minimum time between the starts of two computations, as a multiple of the last duration: so they
-# use at most a tenth of this process' time. The pause is limited, because the duration may be
-# mostly waiting for another worker.
+# Minimum time between the starts of two computations, as a multiple of the last duration, so that
+# they use at most a tenth of the process' time. `_MAX_REST_S` limits the pause, because most of the
+# duration may be spent waiting for another worker.
 _REST_FACTOR, _MAX_REST_S = 10.0, 5.0
 
 
 class SharedResult(Generic[T]):
-    """A shared result. `make` computes it, at most once per second.
+    """Cached result of the function `make`, which is called at most once per second.
 
-    The object must be used on one event loop.
+    Use an instance on one event loop only.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
@@ -27,7 +27,7 @@ class SharedResult(Generic[T]):
         self._lock = asyncio.Lock()
         self._result: T | None = None
         self.fresh_until = 0.0
-        """Time by `time.monotonic` until which the result is not computed again."""
+        """Time until which the result is not computed again, in seconds of `time.monotonic`."""
 
     async def get(self) -> T:
         """Return the latest result. Concurrent callers wait for the same computation."""

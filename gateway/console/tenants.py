@@ -25,10 +25,10 @@ Facts = dict[str, object]
 
 
 class TenantFacts:
-    """Builder of the facts about tenants.
+    """Builder of the JSON descriptions of tenants, for the console.
 
-    The times of the keys' last uses are read from Redis or disk, so they are read only every
-    `_USES_INTERVAL_S` seconds.
+    The times at which keys were last used come from Redis or the disk. To limit the load, these
+    times are read only every `_USES_INTERVAL_S` seconds.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class TenantFacts:
         self._uses_read_at = 0.0
 
     async def collect(self, service: Service, *, complete: bool) -> dict[str, Facts]:
-        """Return facts by tenant name.
+        """Return a JSON description of each tenant, by name.
 
-        Unless `complete`, return only the facts that differ between workers.
+        If `complete` is False, omit fields that are the same in all workers.
         """
         demand = service.monitor.demand
         requests, tokens, _ = demand.per_minute()
@@ -78,7 +78,7 @@ class TenantFacts:
         assert service.keys is not None
         if time.monotonic() - self._uses_read_at > _USES_INTERVAL_S:
             self._uses_read_at = time.monotonic()
-            with suppress(KeysUnavailable):  # if they cannot be read, show the last known uses
+            with suppress(KeysUnavailable):  # on failure, show the last known uses
                 self._uses = await service.keys.uses()
         by_tenant: dict[str, list[KeyRecord]] = {}
         with suppress(KeysUnavailable):

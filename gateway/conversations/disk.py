@@ -1,9 +1,10 @@
 """Disk copy of the store of conversations: one SQLite file for all workers of a gateway.
 
-Each record belongs to a unit: a group (the records of a conversation or response, and its head), or
-a single record. Units are renewed, expired and evicted as one, so a conversation is stored
-completely or not at all. SQL triggers maintain the totals of units and tenants. The column `shared`
-is the Redis epoch in which the record was uploaded to Redis, 0 if it was not uploaded.
+Each record belongs to a unit. A unit is either a group (all records of a conversation or response)
+or a single record without a group. A unit is always renewed, expired and evicted completely, so no
+conversation is stored in part. SQL triggers maintain the totals of units and tenants. The column
+`shared` is the Redis epoch in which the record was uploaded to Redis, or 0 if it was not uploaded.
+The epoch is a number that changes when Redis has lost its data.
 
 See decision 067 in docs/decisions.
 """
@@ -31,8 +32,8 @@ from gateway.errors import ConversationTooLarge
 
 FILE = "conversations.sqlite"
 _VERSION = 1
-_MAX_REMOVED_AT_ONCE = 256  # records
-_MAX_VARIABLES = 500  # per statement; old SQLite versions allow 999
+_MAX_REMOVED_AT_ONCE = 256  # maximum number of records that one transaction removes
+_MAX_VARIABLES = 500  # maximum number of `?` in a statement; old SQLite versions allow 999
 _BUSY_TIMEOUT_S = 5.0
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _SCHEMA = f"""
@@ -75,9 +76,11 @@ _RECORDS = "FROM records r JOIN units u ON u.key = r.unit"
 
 
 class DiskPut(NamedTuple):
-    """Result of a put, and the number of records that it evicted.
+    """Result of a put.
 
-    If `done` is False, the put has stored nothing yet, only evicted records: repeat the put.
+    Attributes:
+        done: False if the put must be repeated, because it has only evicted records so far.
+        evicted: Number of evicted records.
     """
 
     done: bool
@@ -85,13 +88,16 @@ class DiskPut(NamedTuple):
 
 
 class SavedState(NamedTuple):
-    """State of Redis as last seen, saved for the next start.
+    """State of Redis at the last poll, saved on disk for the next start of the gateway.
 
     Attributes:
-        epoch: The epoch of `shared.RedisState`; 0 if nothing was saved. The other fields except
-            `key` are also those of `shared.RedisState`.
-        key: The highest key on disk some time before the state was saved. Redis may lack records
-            with higher keys if it loses its last writes.
+        epoch: See `shared.RedisState`; 0 if nothing was saved.
+        since: See `shared.RedisState`.
+        seen: See `shared.RedisState`.
+        departed_ms: See `shared.RedisState`.
+        key: The highest key on disk about a minute before the state was saved. If Redis loses its
+            last writes, it may lack records with higher keys.
+        gateways: See `shared.RedisState`.
     """
 
     epoch: int
@@ -141,7 +147,7 @@ class ConversationDisk:
         self._clock = clock
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / FILE
-        # Create the file with this mode; SQLite's log file gets the same mode.
+        # Create the file here to set its mode. SQLite creates its log file with the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._database = sqlite3.connect(
             path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -188,8 +194,8 @@ class ConversationDisk:
         """
         used_ms = self._now() if used_ms is None else used_ms
         units = {record.unit for record in records}
-        # Skip the transaction, and so the write lock, if nothing would change. This is usual for
-        # records that were read from Redis.
+        # Skip the transaction (and its write lock) if nothing would change. Most records that were
+        # read from Redis are already on the disk.
         if not (
             any(self._is_newer(tenant, record) for record in records)
             or self._has_stale(tenant, units, used_ms - self._renew_ms)
@@ -207,7 +213,7 @@ class ConversationDisk:
     def get(
         self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ_BYTES
     ) -> list[DiskRecord]:
-        """Return the records that exist, in any order, and renew their units.
+        """Return the existing records of these ids, in any order, and renew their units.
 
         Raise ConversationTooLarge if the records have more than `max_bytes` bytes.
         """
@@ -236,14 +242,14 @@ class ConversationDisk:
     ) -> list[DiskRecord]:
         """Return a batch of records that were not uploaded to Redis in `epoch`, newest first.
 
-        The batch has at least one record if there is any. Further records are added only within
-        `max_bytes`.
+        The first record is returned even if it exceeds `max_bytes`. The list is empty only if all
+        records were uploaded.
 
         Args:
             epoch: The present epoch of Redis.
-            before: Return only records with keys below this one; None for all records.
+            before: Return only records with keys below this key; None for all records.
             limit: Maximum number of records.
-            max_bytes: Maximum bytes of data.
+            max_bytes: Maximum bytes of data in the batch.
         """
         before = 2**63 - 1 if before is None else before
         keys: list[int] = []
@@ -277,15 +283,16 @@ class ConversationDisk:
             self._database.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
 
     def forget(self, tenant: str, id_: str, epoch: int) -> None:
-        """Replace a record by a tombstone, if the record exists: another gateway has deleted it."""
+        """Replace an existing record by a tombstone, because another gateway has deleted it."""
         query = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND version < ?"
         if self._database.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
             self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def forget_unit(self, tenant: str, name: str) -> None:
-        """Delete a group from disk that Redis has evicted.
+        """Delete a group from disk because Redis has evicted the group.
 
-        Other gateways may lack a part of the group, so this disk must not upload it again.
+        Without this, the gateway might upload the group again, although its records on the disk may
+        be incomplete.
         """
         with self._transaction():
             query = "SELECT key FROM units WHERE tenant = ? AND name = ?"
@@ -293,7 +300,7 @@ class ConversationDisk:
                 self._drop(unit, 2**31)
 
     def load_state(self) -> SavedState:
-        """Return the state that `save_state` saved last, with zeros if there is none."""
+        """Return the state that `save_state` saved last. Return zeros if none was saved."""
         found = self._database.execute("SELECT epoch, name FROM gateways").fetchall()
         epoch = max((epoch for epoch, _ in found), default=0)
         last = self._database.execute("SELECT since, seen, key FROM looked").fetchone()
@@ -344,7 +351,7 @@ class ConversationDisk:
         return removed == _MAX_REMOVED_AT_ONCE or free > _MAX_REMOVED_AT_ONCE
 
     def usage(self) -> tuple[int, int]:
-        """Return the number of bytes and of records of all tenants."""
+        """Return (number of bytes, number of records) of all tenants together."""
         query = "SELECT coalesce(sum(bytes), 0), coalesce(sum(records), 0) FROM tenants"
         total, records = self._database.execute(query).fetchone()
         return total, records
@@ -372,10 +379,11 @@ class ConversationDisk:
         return found is None or record.version > found[0]
 
     def _evict(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
-        """Evict a tenant's least recently used units, except `units`, until `fresh` fits.
+        """Evict a tenant's least recently used units until the records in `fresh` fit.
 
-        Removes a limited number of records in one call. Returns the number of removed records, and
-        True if `fresh` fits now. Raises ConversationTooLarge if it can never fit.
+        The units in `units` are never evicted. Removes at most 256 records per call. Returns the
+        number of removed records, and True if `fresh` fits now. Raises ConversationTooLarge if
+        `fresh` can never fit.
         """
         need = sum(record.size for record in fresh)
         own, largest = self._measure(tenant, units)
@@ -397,7 +405,7 @@ class ConversationDisk:
             removed += self._drop(victim, _MAX_REMOVED_AT_ONCE - removed)
 
     def _measure(self, tenant: str, units: set[str]) -> tuple[int, int]:
-        """Return the total bytes of these units, and the number of records in the largest one."""
+        """Return the total bytes of these units, and the largest number of records in a unit."""
         query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
         found = [
             self._database.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units
@@ -405,9 +413,9 @@ class ConversationDisk:
         return sum(size for size, _ in found), max((count for _, count in found), default=0)
 
     def _drop(self, unit: int, limit: int) -> int:
-        """Remove at most `limit` records of a unit, its head first.
+        """Remove at most `limit` records of a unit, and return the number of removed records.
 
-        Returns the number of removed records.
+        The head of a group is removed first.
         """
         query = (
             "DELETE FROM records WHERE key IN"
@@ -417,8 +425,8 @@ class ConversationDisk:
 
     def _write(self, tenant: str, record: Record, epoch: int, used_ms: int) -> None:
         run = self._database.execute
-        # Delete and insert instead of updating: the record then gets a new, higher key, and is
-        # uploaded to Redis sooner.
+        # Delete and insert instead of updating, so that the record gets a new, higher key: the
+        # records with the highest keys are uploaded to Redis first.
         run("DELETE FROM records WHERE tenant = ? AND id = ?", (tenant, record.id))
         run(
             "INSERT OR IGNORE INTO units(tenant, name, used) VALUES (?, ?, ?)",

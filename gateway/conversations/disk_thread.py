@@ -1,4 +1,4 @@
-"""Access to the disk copy from the event loop, through a thread, with handling of failures."""
+"""Asynchronous access to the disk copy, through a thread, with handling of disk failures."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class DiskUnavailable(Exception):
 class DiskThread:
     """Thread that uses the disk copy. Call `open` first.
 
-    A file that is damaged, or has an unknown layout, is not used again until the next start. After
-    any other failure, such as a full disk, each call tries again, if necessary to open the file.
+    If the file is damaged or has an unknown layout, it is not used again until the next start of
+    the process. After any other failure, such as a full disk, each call tries again, and opens the
+    file again if necessary.
     """
 
     def __init__(

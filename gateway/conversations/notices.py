@@ -1,14 +1,14 @@
-"""Notices of deletions in Redis, by which gateways delete the records from their disks, too.
+"""Notices in Redis about deleted records, so that all gateways delete them from their disks.
 
-Without notices, a gateway would upload a deleted record again from its disk.
+Without these notices, a gateway might upload a deleted record to Redis again.
 
 ``conversations:{.TENANT}:gone``  stream: ids of deleted records (i) and of evicted groups (u);
                                 put.lua writes them together with the deletion
 ``conversations:{all}:gone``      sorted set: tenants with notices, see announce.lua
 ``conversations:{all}:deleted``   stream of all tenants, written by older releases
 
-The length of a stream is limited. Each tenant has a stream of its own, so a tenant with many
-deletions displaces only its own notices.
+The length of a stream is limited: new notices displace old ones. Each tenant has its own stream, so
+a tenant with many deletions displaces only its own notices.
 
 See decision 069 in docs/decisions.
 """
@@ -26,8 +26,8 @@ _INDEX = "conversations:{all}:gone"
 _OLD_STREAM = "conversations:{all}:deleted"
 _TENANTS_AT_ONCE = 64
 _MIN_NOTICES, _MAX_NOTICES = 1000, 100_000
-# A tenant may have one notice for this many bytes of its limit. A notice takes about 80 bytes, so
-# notices take up to 2 % of the limit.
+# Number of bytes of a tenant's limit per allowed notice. A notice takes about 80 bytes, so all
+# notices of a tenant take at most 2 % of its limit.
 _BYTES_PER_NOTICE = 4096
 
 
@@ -50,20 +50,23 @@ def announce(client: Any, tenant: str, ttl_ms: int) -> None:
     Args:
         client: The Redis client.
         tenant: The tenant's name.
-        ttl_ms: How long a disk may still have the deleted records, in ms.
+        ttl_ms: Time in ms for which other disks may still have the deleted records.
     """
     ANNOUNCE.run(client, [_INDEX], [tenant, ttl_ms * 1000])
 
 
 class NoticeReader:
-    """Reader of all tenants' notices, with the positions up to which they were read.
+    """Reader of the notices of all tenants. Stores the position up to which each stream was read.
 
-    Use from one thread at a time. Tenants are read round robin, so that a tenant with many notices
-    does not delay the others.
+    Use this from one thread at a time. The streams are read in round-robin order, so a tenant with
+    many notices does not delay the notices of other tenants.
     """
 
     def __init__(self, ttl_ms: int) -> None:
-        """Start at the first notices. A disk stores an unused record for `ttl_ms` milliseconds."""
+        """Start at the oldest notice of each stream.
+
+        `ttl_ms` is the time in milliseconds for which a disk stores an unused record.
+        """
         self._ttl_ms = ttl_ms
         self._must_restart = True
         self._seen: float = 0
@@ -71,19 +74,20 @@ class NoticeReader:
         self._pending: deque[str | None] = deque()
 
     def restart(self) -> None:
-        """Let the next `read` start at the first notices again.
+        """Let the next `read` start at the oldest notices again.
 
-        Call this when Redis may have lost notices and received others since.
+        Call this when Redis may have lost data: the stored positions are then no longer valid.
         """
         self._must_restart = True
 
     def read(self, client: Any, limit: int) -> list[Deletion]:
-        """Return unread notices of one tenant, at most `limit`; empty if all were read."""
+        """Return at most `limit` unread notices of one tenant. Empty if there are none at all."""
         if self._must_restart:
             self._must_restart = False
             self._seen, self._positions = 0, {}
             self._pending.clear()
-            # Let the stream of older releases expire, unless one of them still runs and renews it.
+            # Let the stream of older releases expire. A gateway of an older release that still runs
+            # renews it.
             client.pexpire(_OLD_STREAM, self._ttl_ms)
         if not self._pending:
             self._find_tenants(client)

@@ -1,4 +1,7 @@
-"""Division of a put into pieces: groups of records that one Redis script writes in a short time."""
+"""Division of a put into pieces: batches of records, each written by one run of a Redis script.
+
+Each run is short, so other clients of Redis are not delayed.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,27 @@ from typing import NamedTuple
 from gateway.conversations.record import DELETED, Record
 
 MAX_RECORDS = 64
-"""Maximum number of records that one script writes or reads. Each takes Redis about 20 us."""
+"""Maximum number of records per run of a script. Redis takes about 20 us for each record."""
 MAX_INLINE_BYTES = 512 * 1024
-"""Maximum bytes of data in a script's arguments. Redis copies them three times: 1 ms per MiB."""
+"""Maximum bytes of data in a script's arguments.
+
+Redis copies arguments three times, which takes 1 ms per MiB.
+"""
 MAX_COPIED_BYTES = 1024 * 1024
-"""Maximum bytes that one command writes or reads. Redis also copies them to its log on disk."""
+"""Maximum bytes of data that one command writes or reads."""
 _MAX_LISTED_BYTES = MAX_INLINE_BYTES // MAX_RECORDS
 
 
 class Piece(NamedTuple):
-    """Records that one script writes, all or none.
+    """Batch of records that one run of a script writes atomically.
 
     Attributes:
         records: The records of this piece.
-        staged: Indices of the records that are too large for the script's arguments. Their values
-            are written to Redis before the script runs.
-        later_bytes: Bytes of the records in later pieces, as they count toward the tenant's limit.
-        later_units: Number of members in later pieces, by the name of their unit.
+        staged: Indices of the records whose values are too large for the script's arguments. These
+            values are written to Redis before the script runs.
+        later_bytes: Total size of the records in later pieces: the bytes that count toward the
+            tenant's limit.
+        later_units: Number of group members in later pieces, by the name of their unit.
     """
 
     records: Sequence[Record]
@@ -37,8 +44,8 @@ class Piece(NamedTuple):
 def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
     """Return the first piece of `records`.
 
-    With `with_later`, the piece has the totals of the remaining records, so that the script can
-    check the limits for all of them.
+    If `with_later` is True, the piece includes the totals of all later pieces. With these totals,
+    the script can check the limits for all pieces before it writes the first one.
     """
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES

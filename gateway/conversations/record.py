@@ -10,18 +10,18 @@ from gateway.errors import ConversationTooLarge
 DELETED = 2**63 - 1
 """Version of a tombstone, which marks a deleted record. It is the highest possible version."""
 FINAL = 2**52
-"""Lowest version of immutable records. Such a record never changes, and can only be deleted."""
+"""Lowest version of immutable records. An immutable record can be deleted, but not changed."""
 GROWING_PREFIX = "conv_"
-"""Prefix of the ids of conversations, to which any gateway may add records.
+"""Prefix of the ids of conversations.
 
-An old copy of such a group may be incomplete.
+Any gateway may add records to a conversation, so an old copy of it may be incomplete.
 """
 MAX_READ_BYTES = 32 * 1024 * 1024
-"""Maximum bytes of data in one answer of the store, and so also of one record."""
+"""Maximum bytes of data that one read of the store returns, and maximum bytes of one record."""
 MAX_MEMBERS = 10_000
 """Maximum number of records in one group."""
 OVERHEAD_BYTES = 512
-"""Bytes counted for each record in addition to its data, for its names and indices."""
+"""Bytes that are counted per record in addition to its data, for names and indices."""
 
 TOO_LARGE = (
     f"It is full: a conversation may have as many bytes as a tenant, {{}}, and {MAX_MEMBERS} items."
@@ -36,12 +36,11 @@ class Record(NamedTuple):
     Attributes:
         id: Id of the record, for example resp_… or conv_…, or a name below an id ("resp_…/beat").
         data: The stored bytes; b"" for a tombstone.
-        version: Of two copies of a record, the one with the higher version wins. Of two equal
-            versions, the one that was stored first wins.
-        group: The id of the conversation or response that the record is a member of; "" without a
-            group.
-        order: The position within the group. For a record without a group,
-            `Conversations.redis_time_ms` when the record was created; it shows if a restored
+        version: Number that decides between two copies of a record: the higher version wins. If the
+            versions are equal, the copy that was stored first wins.
+        group: Id of the conversation or response to which the record belongs; "" without a group.
+        order: Position within the group. For a record without a group: the value of
+            `Conversations.redis_time_ms` when the record was created. This time shows if a restored
             record may be incomplete.
     """
 
@@ -53,9 +52,10 @@ class Record(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Name of the unit that is expired and evicted as one: the record's group, or its own id.
+        """Name of the record's unit: the id of its group, or its own id if it has no group.
 
-        The head of a group is the record whose id is the group's.
+        All records of a unit are expired and evicted together. The head of a group is the record
+        whose id is the group's id.
         """
         return self.group or self.id
 

@@ -1,4 +1,4 @@
-"""Access to the Redis copy from the event loop, through threads, with handling of failures."""
+"""Asynchronous access to the Redis copy, through threads, with handling of Redis failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 _MAX_THREADS = 4
 _RECOVERY_S = 10.0
-"""Seconds after which a failure counts as over, if it was not repeated and Redis accepts writes."""
+"""Seconds after a failure until it is considered over.
+
+The failure must not have been repeated in this time, and Redis must accept writes.
+"""
 
 
 class _Failure(NamedTuple):
@@ -34,7 +37,8 @@ class RedisDown(Exception):
 class RedisThreads:
     """Threads that call Redis.
 
-    While Redis is unavailable, `run` fails at once. `poll` tries again, and ends this state.
+    While Redis is unavailable, `run` raises RedisDown at once. `poll` always calls Redis, and its
+    success ends this state.
     """
 
     def __init__(self, shared: SharedConversations, stats: ConversationStats) -> None:
@@ -43,9 +47,9 @@ class RedisThreads:
         self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
-        # Present failures by type of call ("read", "put", ...); "" means that the server is
-        # unavailable. The types are separate because a full Redis still serves reads: a successful
-        # read must not end a failure of writes.
+        # Present failures by type of call ("read", "put", ...), or "" if the server is unavailable.
+        # A full Redis refuses writes but still serves reads, so a successful read must not end the
+        # failure of a write.
         self._failures: dict[str, _Failure] = {}
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="conversations-redis")
 
@@ -56,7 +60,7 @@ class RedisThreads:
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
         """Run `work` in a thread, and return its result. Raise RedisDown if Redis fails.
 
-        `kind` is the type of the call, by which failures are distinguished.
+        `kind` is the type of the call. Failures of different types are recorded separately.
         """
         if not self.is_up:
             raise RedisDown
@@ -83,12 +87,12 @@ class RedisThreads:
     async def poll(
         self, gateway: str = "", report: str = "", report_of: tuple[int, int] = (0, 0)
     ) -> PollResult:
-        """Poll as `SharedConversations.poll` does. Raise RedisDown if Redis fails."""
+        """Poll Redis; see `SharedConversations.poll`. Raise RedisDown if Redis fails."""
         result = await self._run(
             lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
         )
-        # Keep only a newer state: a later poll may have finished first, and a full Redis returns no
-        # state (`since` is 0).
+        # Store the state only if it is newer than the stored state, because a later poll may have
+        # finished first. A full Redis returns no state (`since` is 0).
         if result.state.since and result.state.seen > self.state.seen:
             self.state = result.state
         self.is_up = True

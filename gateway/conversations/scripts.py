@@ -14,7 +14,7 @@ from lora_store.connect import errors
 
 
 class Script:
-    """Lua script, joined from files of this package."""
+    """Lua script for Redis. Its text is the concatenation of files in this package."""
 
     def __init__(self, *names: str) -> None:
         folder = files(__package__)
@@ -22,9 +22,10 @@ class Script:
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Any, keys: Sequence[object], arguments: Sequence[object]) -> Any:
-        """Run the script and return its answer.
+        """Run the script in Redis, and return the script's result.
 
-        The script is called by its digest. Its text is sent only if the server does not know it.
+        The script is called by its digest. The script's text is sent only if the server does not
+        have it yet.
         """
         try:
             return client.evalsha(self._digest, len(keys), *keys, *arguments)

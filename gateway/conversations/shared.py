@@ -2,7 +2,7 @@
 
 ``conversations:{all}:NAME``  state of Redis and of all gateways' disks: see ``look.lua``
 
-`tenant_records` describes the keys of records, and `notices` those of deletions.
+See `tenant_records` for the Redis keys of records, and `notices` for the keys of deletions.
 
 See decision 067 in docs/decisions.
 """
@@ -19,14 +19,14 @@ from lora_store.redis_role import ROLE_CHECK_S
 _COMMON_PREFIX = "conversations:{all}:"
 _KEY_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
 GATEWAY_TIMEOUT_MS = 3600 * 1000
-"""Time without a poll after which a gateway counts as lost, with the records only on its disk."""
+"""Time without a poll after which a gateway is considered lost, together with its disk."""
 EPHEMERAL_PREFIX = "ephemeral:"
 """Prefix of the names of gateways whose disks are deleted when they end."""
-# If Redis has lost at most this many milliseconds of its writes, it keeps its epoch: each gateway
-# then uploads only its latest records again.
+# Maximum time of lost writes for which the epoch of Redis does not change. Each gateway then
+# uploads only its latest records again, not all of them.
 _BEHIND_MS = 30_000
-# Age of the present state of Redis from which all gateways have reported if they have records to
-# upload. They poll every second.
+# Time after a change of the state of Redis in which all gateways report if they have records to
+# upload. Gateways poll every second.
 _SETTLED_MS = 3000
 
 
@@ -37,9 +37,9 @@ class RedisState(NamedTuple):
         epoch: Number that changes when Redis has lost all or many records; 0 before the first poll.
         since: Number that changes when Redis may have lost some records.
         seen: Time of the poll.
-        departed_ms: Time at which a gateway last left for good, with its disk.
-        lost: A restored record is complete if it was created after this time. Of an older one, a
-            part may have been lost with the disk of a gateway that left.
+        departed_ms: Time at which a gateway last ended permanently and its disk was deleted.
+        lost: Time from which on restored records are complete. A record that was created earlier
+            may be incomplete, because the disk of a gateway with newer versions was deleted.
         gateways: Names of the gateways that share this Redis.
     """
 
@@ -56,14 +56,14 @@ class PollResult(NamedTuple):
 
     Attributes:
         state: The state of Redis now.
-        settled: True if no gateway has reported records on its disk that Redis lacks, and all had
-            the time to report.
+        settled: True if Redis has the records of all gateways' disks: all gateways had time to
+            report missing records, and none has reported any.
         is_complete: True if Redis has all records of the polling gateway's disk. After the report
-            "bye", True if also no other gateway waits for the polling one.
-        dirty: How often the polling gateway has reported new records on its disk.
-        at: The time of the poll, in ms of Redis' clock.
-        oldest: The time of the last poll by the gateway that has not polled for longest, in ms of
-            Redis' clock; `at` if there are no gateways.
+            "bye", True only if in addition no other gateway waits for the polling gateway.
+        dirty: Number of times that the polling gateway has reported new records on its disk.
+        at: Time of this poll, in ms of Redis' clock.
+        oldest: Earliest time of the gateways' last polls, in ms of Redis' clock; `at` if there are
+            no gateways.
     """
 
     state: RedisState
@@ -84,7 +84,7 @@ class SharedConversations(TenantRecords):
         """Prepare a connection, which the first call opens. See `TenantRecords` for `bounds`."""
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
-        """Seconds for which a process may still write to a server that is no longer the primary."""
+        """Maximum time in seconds for which a process may write to a former primary of Redis."""
         self._notices = NoticeReader(sum(self._times))
         self._since = 0
 
@@ -95,14 +95,14 @@ class SharedConversations(TenantRecords):
         report: str = "",
         report_of: tuple[int, int] = (0, 0),
     ) -> PollResult:
-        """Poll the state of Redis and, with `gateway`, report the state of that gateway's disk.
+        """Poll the state of Redis. If `gateway` is set, report the state of that gateway's disk.
 
         Args:
             state: The state from the last poll.
-            gateway: The name of the polling gateway; "" to report nothing.
-            report: "dirty" if the gateway's disk has new records that Redis lacks, "open" if their
-                upload is not finished, "whole" if Redis has all records, "bye" if Redis has all
-                records and the gateway leaves for good.
+            gateway: Name of the polling gateway; "" to report nothing.
+            report: State of the gateway's disk. "dirty": it has new records that Redis lacks.
+                "open": the upload of its records is not finished. "whole": Redis has all records.
+                "bye": Redis has all records, and the gateway ends permanently.
             report_of: The epoch and the `dirty` count of the poll on which the report is based.
         """
         keys = [f"{_COMMON_PREFIX}{name}" for name in _KEY_NAMES]
@@ -131,9 +131,10 @@ class SharedConversations(TenantRecords):
         return PollResult(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
     def read_deletions(self, limit: int = 128) -> list[Deletion]:
-        """Return deletions that were not returned before, at most `limit`; empty if there are none.
+        """Return at most `limit` deletions that were not returned before.
 
-        The caller must apply the deletions to this gateway's disk.
+        The caller must apply the deletions to this gateway's disk. The list is empty if there are
+        no further deletions.
         """
         with self._primary.use() as client:
             return self._notices.read(client, limit)

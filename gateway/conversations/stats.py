@@ -12,11 +12,11 @@ class ConversationStats:
     Attributes:
         bytes: Bytes of all tenants on this gateway's disk.
         records: Number of records of all tenants on this gateway's disk.
-        evicted: Number of records that were removed before they expired, from the disk or Redis,
-            because their tenants had too many bytes.
+        evicted: Number of records that were removed from the disk or Redis before they expired,
+            because their tenant's records had too many bytes.
         disk_failures: Number of calls that failed because of the disk.
         redis_failures: Number of calls that failed because of Redis, including polls.
-        refused_values: Number of keys found in Redis with invalid content.
+        refused_values: Number of keys in Redis with invalid values.
     """
 
     bytes: int = 0

@@ -1,18 +1,18 @@
 """Store of tenants' responses and conversations, in Redis and on this gateway's disk.
 
-Every key includes the tenant, so a tenant cannot find the records of another. A record counts as
-stored once one copy, Redis or the disk, has accepted it. Records that Redis lacks are uploaded from
-disk (`upkeep`). Records that are read from Redis are copied to this gateway's disk, so they outlive
-the gateway that wrote them.
+Every key includes the tenant, so a tenant cannot read the records of another tenant. A put succeeds
+if Redis or the disk has accepted the record. Records that Redis lacks are uploaded from disk
+(`upkeep`). Records that are read from Redis are also written to this gateway's disk, in case the
+gateway that created them ends.
 
-*Immutable records.* Any copy is current.
+*Immutable records.* All copies are equal, so any copy may be returned.
 
-*Mutable records.* Redis is authoritative. Conversations, which grow, must be in Redis, because the
-disks of two gateways may have different items. After Redis has lost its data, gateways upload their
-records. Meanwhile, a mutable record is trusted only if it was written after the loss; reads of
-other mutable records, and of missing records, wait for the uploads. If a gateway has left for good
-with its disk, mutable records from before that are reported as missing after the uploads, because
-they may be incomplete.
+*Mutable records.* The copy in Redis is authoritative. New items of a conversation must be stored in
+Redis, because the disks of two gateways may have different items. After Redis has lost its data,
+all gateways upload their records again. Meanwhile, a mutable record is returned only if it was
+written after the loss. Reads of other mutable records, and of missing records, wait for the
+uploads. If the disk of a gateway was deleted in the meantime, mutable records from before that time
+may be incomplete, so they are reported as missing.
 
 See decision 067 in docs/decisions.
 """
@@ -49,11 +49,11 @@ from gateway.errors import ConversationsOff, ConversationsUnavailable, Conversat
 
 log = logging.getLogger(__name__)
 
-# A unit's time to live is renewed at most once in this interval, or in a tenth of the time to live
-# if that is shorter.
+# The time to live of a conversation is renewed when it is read, but only once per interval. The
+# interval is a tenth of the time to live, at most this number of seconds.
 _MAX_RENEW_INTERVAL_S = 3600.0
-_MAX_EVICTION_STEPS = 64  # maximum number of times that a put is repeated because it only evicted
-_RESTORE_TIMEOUT_S = 5.0  # maximum wait of a read for records that may still be restored
+_MAX_EVICTION_STEPS = 64  # maximum number of attempts of a put that must first evict records
+_RESTORE_TIMEOUT_S = 5.0  # maximum time that a read waits for uploads after Redis has lost data
 _RETRY_INTERVAL_S = 0.2
 # Minimum timeout of a call to Redis: values are large, and Redis pauses to fork for its snapshots.
 _MIN_REDIS_TIMEOUT_S = 2.0
@@ -62,7 +62,7 @@ _MIN_REDIS_TIMEOUT_S = 2.0
 class Conversations:
     """Store of tenants' responses and conversations.
 
-    Use as an async context manager, and run `follow` in a task inside.
+    Use this as an async context manager, and run `follow` in a task inside the context.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class Conversations:
 
     @property
     def problems(self) -> tuple[str, str]:
-        """Messages for operators if the disk (first) or Redis (second) cannot store conversations.
+        """Error texts for operators: for the disk, and for Redis.
 
-        A message is empty while there is no problem.
+        A text is empty while conversations can be stored there.
         """
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
@@ -145,15 +145,15 @@ class Conversations:
     def redis_time_ms(self) -> int:
         """Time of Redis' clock at the last poll, in ms since 1970; 0 before the first poll.
 
-        To be used as the order of new records that will change or grow.
+        Use this time as the `order` of new records that are mutable or the head of a group.
         """
         return 0 if self._redis is None else self._redis.state.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
         """Store all records or none. A stored record with a higher version is not replaced.
 
-        With more than 64 records, a failure of Redis may leave some of them stored; then an error
-        is raised.
+        If Redis fails while more than 64 records are stored, some of them may remain stored in
+        Redis. An error is raised in this case.
 
         Raises:
             ConversationsOff: The store is disabled.
@@ -185,10 +185,10 @@ class Conversations:
     async def get(
         self, tenant: str, ids: Sequence[str], *, patient: bool = True
     ) -> list[Record | None]:
-        """Return the records of these ids in order, with None for missing ones.
+        """Return the records of these ids in order, with None for each missing record.
 
-        The time to live of the records is renewed. With `patient` False, do not wait for records
-        that gateways may still upload to Redis.
+        The time to live of the records is renewed. If `patient` is False, do not wait for records
+        that other gateways may still upload to Redis.
 
         Raises:
             ConversationsUnavailable: The store cannot be read now.
@@ -225,11 +225,11 @@ class Conversations:
         limit: int = 1000,
         require_complete: bool = True,
     ) -> list[Record]:
-        """Return the first `limit` records of a group with an order above `after`, sorted.
+        """Return the first `limit` records of a group with an order above `after`, sorted by order.
 
-        Raises the same errors as `get`. If a part of a conversation is missing, for example because
-        it is just being removed, ConversationsUnavailable is raised. With `require_complete` False,
-        the existing records are returned instead.
+        Raises the same errors as `get`. Also raises ConversationsUnavailable if records of a
+        conversation are missing, for example because it is being removed. If `require_complete` is
+        False, return the existing records instead.
         """
         found: list[Record] = []
         epochs: list[int] = []
@@ -253,7 +253,7 @@ class Conversations:
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
     async def delete(self, tenant: str, ids: Sequence[str]) -> None:
-        """Delete the records of these ids. Copies that arrive later are deleted, too.
+        """Delete the records of these ids, and all copies of them that other gateways upload later.
 
         Raises the same errors as `put`, except ConversationsOff.
         """
@@ -273,8 +273,8 @@ class Conversations:
         redis = self._redis
         if redis is None:
             return 0, False
-        # Read the epoch before the put: if Redis is emptied in between, the records then count as
-        # not uploaded, and are uploaded again.
+        # Read the epoch before the put. If Redis loses its data in between, the records have an old
+        # epoch on disk, and are uploaded again.
         epoch = redis.epoch
         try:
             for _ in range(_MAX_EVICTION_STEPS):
@@ -291,8 +291,8 @@ class Conversations:
     ) -> bool:
         """Put records to the disk. Return True if they were stored.
 
-        With `certain`, the put is repeated until enough other records are evicted, and errors are
-        raised. Otherwise the records are also in Redis, so a failure only returns False.
+        If `certain` is True, repeat the put until enough other records are evicted, and raise
+        errors. Otherwise the records are also in Redis, so return False if the put fails.
         """
         try:
             for _ in range(_MAX_EVICTION_STEPS if certain else 1):
@@ -313,11 +313,11 @@ class Conversations:
     async def _look_up_until_sure(
         self, look_up: Callable[[int], Awaitable[_Certainty]]
     ) -> RedisState:
-        """Call `look_up` repeatedly until its result is certain to be complete.
+        """Call `look_up` with the epoch of Redis, repeatedly, until its result is complete.
 
-        `look_up` gets the present epoch of Redis. Returns the state of Redis at the last call, or
-        an empty state if the result does not depend on Redis. Raises ConversationsUnavailable if
-        Redis fails, or if the result is still uncertain after 5 s.
+        Returns the state of Redis at the last call, or an empty state if the result does not depend
+        on Redis. Raises ConversationsUnavailable if Redis fails, or if the result may still be
+        incomplete after 5 s.
         """
         redis = self._redis
         loop = asyncio.get_running_loop()
@@ -342,10 +342,10 @@ class Conversations:
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
-        """Read records from Redis, and missing ones from the disk.
+        """Read records from Redis, and records that Redis lacks from the disk.
 
-        Records that only one of them has are copied to the other. Returns the records by id, and
-        True if Redis has answered or is not used.
+        Records from Redis are copied to the disk, and records without a group from the disk to
+        Redis. Returns the records by id, and True if Redis has answered or is not used.
         """
         redis = self._redis
         if redis is None:
@@ -358,8 +358,8 @@ class Conversations:
             answered = True
             await self._copy_to_disk(tenant, copies, epoch)
         missing = [id_ for id_ in ids if id_ not in copies]
-        # Of the records on disk, use only immutable ones: others may have changed in Redis, or may
-        # have been evicted there on purpose.
+        # Use only immutable records from the disk. Mutable records may have changed in Redis, or
+        # Redis may have evicted them.
         found = [each for each in await self._read_disk(tenant, missing) if each.version >= FINAL]
         alone = [each for each in found if not each.group]
         with contextlib.suppress(RedisDown, ConversationTooLarge):
@@ -372,8 +372,8 @@ class Conversations:
     ) -> tuple[list[Record], list[int], int]:
         """Read members of a group once. Raise RedisDown if Redis fails.
 
-        Returns the records; the epochs in which the group's head and the members were put to Redis,
-        including -1 if some are missing; and the order of the head.
+        Returns three values: the records; the epochs in which the head of the group and the members
+        were put to Redis, with -1 if some are missing; and the order of the head.
         """
         redis = self._redis
         if redis is None:
@@ -388,7 +388,7 @@ class Conversations:
         records = [copy.record for copy in found.copies.values()]
         lost = [id_ for id_ in found.ids if id_ not in found.copies]
         epochs = [found.epoch, *[copy.epoch for copy in found.copies.values()]]
-        if lost:  # Redis may have evicted single members because of its memory policy
+        if lost:  # Redis' memory policy may have removed single members: read them from disk
             records += (back := await self._read_disk(tenant, lost))
             epochs.append(0 if len(back) == len(lost) else -1)
         return records, epochs, found.began
@@ -418,9 +418,9 @@ class _Certainty(Enum):
     """Condition under which the result of a lookup is complete."""
 
     ALWAYS = auto()
-    UNLESS_LOST = auto()  # if Redis has lost nothing since the present epoch began
+    UNLESS_LOST = auto()  # if Redis has lost nothing since the start of the present epoch
     IF_SETTLED = auto()  # if no gateway has records that Redis lacks (`PollResult.settled`)
-    NEVER = auto()  # Redis has not answered
+    NEVER = auto()  # because Redis has not answered
 
 
 def _to_live_record(copy: Copy | None, state: RedisState) -> Record | None:

@@ -2,9 +2,13 @@
 
 ``conversations:{.TENANT}:``  prefix of a tenant's keys: see ``records.lua``
 
-No command or script takes Redis more than about 2 ms. Large groups are therefore read, renewed and
-removed in pieces, and large values are written and read by separate commands outside the scripts.
-Redis may contain values of other programs: invalid values are counted and left unchanged.
+A record belongs to a unit: its group (all records of a conversation or response), or the record
+itself if it has no group. A unit is always renewed, expired and evicted completely.
+
+No command or script may block Redis for more than about 2 ms. Large groups are therefore read,
+renewed and removed in several steps, and large values are written and read by separate commands
+outside the scripts. Redis may contain values of other programs. Invalid values are counted and left
+unchanged.
 """
 
 from __future__ import annotations
@@ -39,19 +43,19 @@ from lora_store.refusals import RefusedValues
 
 _HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
 _MAX_HEAD_BYTES = 300  # maximum length of a match of `_HEAD`
-_ORDER_CHARS = 21  # length of the order and its separator, which precede the id of a member
+_ORDER_CHARS = 21  # length of the order and the separator before the id of a member
 _STAGED_MS = 60_000
 _TORN_READS = 10
 # Results of put.lua for a record.
 _NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
-# Token by which put.lua knows that it gets the length of a record's value instead of the value.
+# Argument of put.lua that announces the length of a record's value instead of the value itself.
 _LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
-    """A record, and the Redis epoch in which it was put to Redis.
+    """A copy of a record, and the Redis epoch in which the record was put to Redis.
 
-    The epoch is 0 if the record was uploaded from a disk, or read from this disk.
+    The epoch is 0 if the record was uploaded from a gateway's disk, or read from this disk.
     """
 
     record: Record
@@ -85,8 +89,8 @@ class SharedPut(NamedTuple):
     Attributes:
         done: False if the put must be repeated, because it has only evicted records so far.
         evicted: The number of evicted records.
-        accepted: True if Redis has all records or higher versions; False if a key has invalid
-            content.
+        accepted: True if Redis has all records, or higher versions of them; False if a key in Redis
+            has an invalid value.
         higher: The ids of records with a higher version in Redis.
     """
 
@@ -120,7 +124,7 @@ class TenantRecords:
             ttl_ms: Milliseconds after which an unused unit expires.
             tenant_bytes: Maximum bytes of one tenant.
             renew_ms: Minimum milliseconds between two renewals of a unit.
-            on_refused: Called for each key with invalid content.
+            on_refused: Called for each key in Redis with an invalid value.
         """
         self._primary = Primary(redis_url.parse(url), timeout_s)
         self._times = (ttl_ms, renew_ms)
@@ -158,8 +162,8 @@ class TenantRecords:
             piece = first_piece(records[len(states) :], with_later=not states)
             given: Mapping[int, str] = {}
             if piece.staged:
-                # Check limits and stored versions first, with the lengths of the values: large
-                # values are then sent only if they will be stored.
+                # Run the script first with only the lengths of the values, to check the limits and
+                # the stored versions. Large values are then sent only if they will be stored.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]
@@ -196,10 +200,10 @@ class TenantRecords:
         used_ms: int,
         tokens: Mapping[int, str],
     ) -> list[Any]:
-        """Run put.lua for one piece, and return its answer.
+        """Run put.lua for one piece, and return the script's result.
 
-        `tokens` has an entry for each record whose value is not among the script's arguments, by
-        the record's index: the token from `_stage`, or `_LENGTH_ONLY`.
+        `tokens` has an entry for each record whose value is not an argument of the script. The key
+        is the record's index; the value is a token from `_stage`, or `_LENGTH_ONLY`.
         """
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
@@ -224,7 +228,7 @@ class TenantRecords:
     def _stage(self, client: Any, tenant: str, value: bytes) -> str:
         """Write a large value to a temporary key in Redis, and return the key's token.
 
-        put.lua turns the temporary key into a record.
+        put.lua later renames the temporary key to the key of the record.
         """
         token = secrets.token_hex(8)
         key = self._key(tenant, f"s:{token}")
@@ -251,10 +255,10 @@ class TenantRecords:
         return {}
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
-        """Return at most `limit` members of a group with an order above `after`, read in pieces.
+        """Return at most `limit` members of a group with an order above `after`.
 
-        If the group is removed during the read, the result has no head (`epoch` is -1). Raise
-        ConversationTooLarge if the members exceed `MAX_READ_BYTES`.
+        The members are read in batches. If the group is removed meanwhile, the result has no head
+        (`epoch` is -1). Raise ConversationTooLarge if the members exceed `MAX_READ_BYTES`.
         """
         ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
         with self._guarded_client(tenant) as client:
@@ -284,7 +288,7 @@ class TenantRecords:
         bytes_left: int,
         values: Sequence[bytes | int | None] = (),
     ) -> list[bytes | None]:
-        """Return the values of records in Redis, None for missing ones.
+        """Return the values of records in Redis, with None for each missing record.
 
         Args:
             client: The Redis client.
@@ -313,10 +317,10 @@ class TenantRecords:
     def _read_large(
         self, client: Any, tenant: str, id_: str, value: bytes | int | None
     ) -> bytes | None:
-        """Return a large value, read in parts; None if it was removed.
+        """Read a large value with several commands. Return None if the value was removed.
 
-        `value` is its length, as read.lua returns it. If the value is replaced during the read, it
-        is read again.
+        `value` is the length of the value, as read.lua returns it. If the value is replaced during
+        the read, the new value is read.
         """
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
@@ -345,33 +349,34 @@ class TenantRecords:
         return values, names, head
 
     def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
-        """Set the last use of large units to `when`, in ms since 1970, in pieces."""
+        """Set the last use of large units to `when` (ms since 1970), in several short steps."""
         for unit in units:
             after = b""
             while after := self.renew_some(client, tenant, unit, when, after):
                 pass
 
     def renew_some(self, client: Any, tenant: str, unit: bytes, when: int, after: bytes) -> bytes:
-        """Renew some members of a large unit: the next ones that follow the member `after`.
+        """Renew a limited number of members of a large unit: the members after `after`.
 
-        Returns the last renewed member, which is the next `after`; b"" once all are renewed. From
-        then on, the unit counts as last used at `when`.
+        Returns the last renewed member, which is `after` for the next call. Returns b"" when all
+        members are renewed; the time of the unit's last use is then `when`.
         """
         arguments = [*self._times, unit, when, after]
         last: bytes = RENEW.run(client, [self._key(tenant, "")], arguments)
         return last
 
     def _key(self, tenant: str, name: str) -> str:
-        # Put a dot before the tenant's name: on a gateway without tenants the name is empty, and
-        # `{}` would not be a hash tag. Names of tenants never begin with a dot, so no key collides.
+        # Put a dot before the tenant's name. On a gateway without tenants, the name is empty, and
+        # Redis would not treat `{}` as a hash tag. Tenants' names never begin with a dot, so keys
+        # of two tenants never clash.
         return f"conversations:{{.{tenant}}}:{name}"
 
     @contextmanager
     def _guarded_client(self, tenant: str) -> Iterator[Any]:
-        """Yield a client.
+        """Yield a client of Redis.
 
-        If a key has another type than expected, the error is counted and the `with` block ends
-        early. The code after the block then returns a default.
+        If a key has an unexpected type, count the invalid value and end the `with` block early. The
+        caller's code after the block then returns a default.
         """
         try:
             with self._primary.use() as client:
@@ -408,7 +413,7 @@ def _build_value(record: Record, epoch: int) -> bytes:
 
 
 def _read_parts(client: Any, key: str, length: int) -> bytes | None:
-    """Return a large value, read in parts; None if the value was replaced during the read.
+    """Read a large value with several commands. Return None if it was replaced meanwhile.
 
     `length` is the length of the value, negative if the value is stored as a hash.
     """
@@ -419,7 +424,7 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
     joined = b"".join(parts)
-    # Read the head again at the end: if the value was replaced, its version, and so its head, has
-    # changed.
+    # Read the head again at the end. The head contains the version, so it has changed if the value
+    # was replaced.
     head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
     return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

@@ -3,11 +3,12 @@
 The worker uploads records to Redis that are only on this gateway's disk, applies deletions by other
 gateways, and removes expired records.
 
-When Redis has lost its data, a new epoch begins, in which no disk counts as uploaded. Gateways know
-each other, also after restarts. Until each of them has reported that its disk is uploaded, a
-missing record may still be restored, so it is not reported as missing. A gateway whose disk is
-deleted when it ends says goodbye once Redis has all its records; the other gateways then no longer
-wait for its uploads.
+When Redis has lost its data, a new epoch starts, and all gateways upload their records again. The
+gateways know the names of each other, even after a restart. Until all of them have reported that
+their uploads are complete, a record that Redis lacks may still be restored, so clients do not get
+"not found". An ephemeral gateway is a gateway whose disk is deleted when it ends. Before its end,
+it uploads all its records and sends a goodbye; the other gateways then no longer wait for its
+uploads.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ POLL_INTERVAL_S = 1.0
 _PAUSE_S = 0.01
 _BATCH_RECORDS = 64
 _BATCH_BYTES = 4 * 1024 * 1024
-# Redis may have lost its last writes after an outage, because it syncs them to its disk only every
-# second. The records of this many polls, one a second, are then uploaded again.
+# Number of polls (one per second) whose records are uploaded again after an outage of Redis. Redis
+# syncs writes to its disk only every second, so it may have lost its last writes.
 _DOUBTFUL_POLLS = 60
 _SAVE_INTERVAL_MS = 60_000
 GOODBYE_TIMEOUT_S = 10.0
-"""Time limit in seconds for the upload of records at shutdown.
+"""Maximum time in seconds for the upload of records at shutdown.
 
-The grace period that the operator gives the process must be longer.
+The operator must configure a longer grace period for the process.
 """
 GOODBYE_SEEN_TIMEOUT_S = 2.0
-"""Seconds to wait after the goodbye until all other gateways have polled again.
+"""Maximum time in seconds to wait after the goodbye until all other gateways have polled.
 
 Gateways poll every second, unless they are busy or have crashed.
 """
-_RETRY_INTERVAL_S = 0.2  # after a failed call of the goodbye
+_RETRY_INTERVAL_S = 0.2  # pause before the goodbye is retried after a Redis failure
 
 
 class Upkeep:
@@ -96,15 +97,15 @@ class Upkeep:
         self._disk = disk
         self._redis = redis
         self._stats = stats
-        # All workers use the same name, because any of them may report new records, and another
-        # one may upload these.
+        # Use the same name in all workers of this gateway, because one worker may report new
+        # records and another worker may upload them.
         name = f"{socket.gethostname()}:{folder.absolute()}"
         self._gateway = f"{EPHEMERAL_PREFIX}{name}" if ephemeral else name
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_POLLS)
         self._since = -1
         # When a replica becomes the primary of Redis, other workers may write to the old primary
-        # for up to `_stale_s` seconds. Their records look as if they were uploaded. The latest
-        # records are therefore marked and uploaded again after this time.
+        # for up to `_stale_s` seconds. These records are lost, although they are marked as
+        # uploaded. After this time, the latest records are therefore uploaded again.
         self._stale_s = 0.0 if redis is None else redis.stale_s
         self._recheck_at = math.inf
         self._saved = RedisState()
@@ -115,9 +116,9 @@ class Upkeep:
             os.close(self._worker_fd)
 
     async def poll_first(self) -> None:
-        """Report before the first request whether this disk has records to upload."""
+        """Poll Redis before the first request, and report if this disk has records to upload."""
         if self._redis is not None:
-            # Ignore an error: if the folder cannot be used, no goodbye is needed.
+            # Ignore an OSError: if the folder cannot be used, there are no records for a goodbye.
             with contextlib.suppress(OSError):
                 self._worker_fd = os.open(self._workers_file, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(self._worker_fd, fcntl.LOCK_SH)
@@ -129,20 +130,20 @@ class Upkeep:
                 await self._report(self._redis)
 
     async def report_refused(self) -> None:
-        """Report to Redis that this disk has a new record that Redis has not accepted."""
+        """Notify Redis that this disk has a new record that Redis has not accepted."""
         if self._redis is not None and self._redis.is_up:
             with contextlib.suppress(RedisDown):
                 await self._redis.poll(self._gateway, "dirty")
 
     async def depart(self) -> None:
-        """Upload all records and say goodbye, if the folder is ephemeral.
+        """Upload all records and send a goodbye, if the folder is deleted when the gateway ends.
 
-        Only the gateway's last worker does this. (An ephemeral folder is deleted with the gateway.)
-        Call this after `follow` has ended, and when no more records are put.
+        Only the last running worker of the gateway does this. Call this after `follow` has ended
+        and no more records are put.
         """
-        self._lock.release()  # the gateway's last worker needs the lock
-        # Make a repeated upload due at once: the worker that held the lock may have ended before
-        # its second upload (see `_stale_s`).
+        self._lock.release()  # so that the gateway's last worker can take the lock
+        # Make the repeated upload (see `_stale_s`) due at once: the worker that held the lock may
+        # have ended before it.
         self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
@@ -156,9 +157,9 @@ class Upkeep:
                 log.info("no other gateway waits for what was stored here: Redis has it")
 
     async def _send_goodbye(self, redis: RedisThreads) -> None:
-        """Upload all records and say goodbye. Repeat both until Redis accepts the goodbye.
+        """Upload all records and send a goodbye. Repeat both until Redis accepts the goodbye.
 
-        Without a goodbye, other gateways would wait up to an hour for records of this one.
+        Without a goodbye, other gateways would wait up to an hour for this gateway's records.
         """
         while True:
             try:
@@ -176,9 +177,9 @@ class Upkeep:
     async def _wait_until_seen(self, redis: RedisThreads, goodbye: PollResult) -> bool:
         """Wait until all other gateways have polled since the goodbye.
 
-        Return False if the goodbye must be repeated: if Redis was emptied, other gateways report
-        all gateways that they know. If they did not see the goodbye, they report this one, too, and
-        all would wait for it.
+        Return False if the goodbye must be repeated. This happens if Redis has lost its data: the
+        other gateways then report the names of all gateways that they know. If they have not seen
+        the goodbye, they report this gateway, too, and would wait for its records.
         """
         until = time.monotonic() + GOODBYE_SEEN_TIMEOUT_S
         while True:
@@ -204,7 +205,7 @@ class Upkeep:
                         await asyncio.sleep(_PAUSE_S)
             except (DiskUnavailable, RedisDown):
                 pass
-            except Exception:  # a bug: log it, and try again at the next poll
+            except Exception:  # log the bug, and try again at the next poll
                 log.exception("conversations are not looked after")
             await asyncio.sleep(max(_PAUSE_S, next_poll - time.monotonic()))
 
@@ -223,8 +224,8 @@ class Upkeep:
     async def _report(self, redis: RedisThreads) -> bool:
         """Poll Redis, and report if Redis has all records of this disk.
 
-        Return True if records must be uploaded. If the disk cannot be read, nothing is reported.
-        Without the folder's lock, only poll.
+        Return True if records must be uploaded. If the disk cannot be read, report nothing and
+        raise DiskUnavailable. A worker without the folder's lock only polls, and returns False.
         """
         if not self._holds_lock():
             await redis.poll()
@@ -240,8 +241,8 @@ class Upkeep:
         epoch = result.state.epoch
         unshared = await self._disk.run(lambda disk: disk.has_unshared(epoch))
         report = "open" if unshared or self._recheck_at < math.inf else "whole"
-        # Send the `dirty` count from the poll above: if another worker has reported a new record
-        # since then, Redis ignores this report.
+        # Send the `dirty` count from the poll above. If another worker has reported a new record
+        # since that poll, the count differs, and Redis ignores this report.
         result = await redis.poll(self._gateway, report, (epoch, result.dirty))
         await self._save_state(redis.state._replace(since=self._since))
         return unshared
@@ -249,7 +250,7 @@ class Upkeep:
     async def _mark_unshared(self, since: int) -> None:
         """Mark the latest records for another upload if Redis may have lost them.
 
-        This is done when `since` has changed, and once more `_stale_s` seconds later.
+        The records are marked when `since` has changed, and again `_stale_s` seconds later.
         """
         is_news, now = since != self._since, time.monotonic()
         if is_news and self._since > 0:  # 0 means that this disk was never used with Redis
@@ -280,7 +281,8 @@ class Upkeep:
     async def _upload(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
         """Upload all records that Redis lacks, in batches.
 
-        Pause after each batch for as long as it took, except with `in_haste`.
+        After each batch, pause for the duration of the batch, to limit the load. With `in_haste`,
+        do not pause.
         """
         epoch = redis.epoch
         before: int | None = None
@@ -293,14 +295,14 @@ class Upkeep:
             if began - reported_at >= POLL_INTERVAL_S:
                 reported_at = began
                 if (await redis.poll(self._gateway, "open")).state.epoch != epoch:
-                    return  # Redis was emptied again, so the upload must start again
+                    return  # Redis has lost its data again, so the upload must restart
             if not in_haste:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _apply_deletions(self, redis: RedisThreads) -> None:
         """Apply deletions by other gateways to the disk.
 
-        Takes about one poll interval at most. Remaining deletions follow at the next poll.
+        Ends after about one polling interval, even if deletions remain. The next poll continues.
         """
         epoch = redis.epoch
         until = time.monotonic() + POLL_INTERVAL_S
@@ -316,16 +318,18 @@ class Upkeep:
             return False  # the folder cannot be used, so there is nothing to maintain
 
     def _is_last(self) -> bool:
-        """Return True if this is the gateway's last worker.
+        """Return True if this is the gateway's last running worker.
 
-        Call this after the worker's last use of the folder: it takes the lock of the workers' file.
+        Call this after the worker's last use of the folder, because this method gives up the
+        worker's shared lock of the workers' file.
         """
         if self._worker_fd < 0:
             return False
         try:
             fcntl.flock(self._worker_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # The failed upgrade may have released the shared lock, which is no longer needed.
+            # Another worker holds the lock, so this worker is not the last. The failed attempt may
+            # have released this worker's shared lock, which is no longer needed.
             return False
         return True
 
@@ -346,10 +350,10 @@ def _forget(disk: ConversationDisk, gone: Sequence[Deletion], epoch: int) -> Non
 
 
 def _upload_batch(shared: SharedConversations, batch: Sequence[DiskRecord]) -> _Newer:
-    """Upload a batch of records.
+    """Upload a batch of records to Redis.
 
-    Returns records that Redis has in higher versions (for example tombstones), as pairs of a tenant
-    and its records. They must be copied to the disk.
+    Returns the records of which Redis has higher versions (for example tombstones), as pairs of a
+    tenant and its records from Redis. The caller must write these records to the disk.
     """
     newer: _Newer = []
     for (tenant, used_ms, _), some in groupby(

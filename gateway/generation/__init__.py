@@ -1,5 +1,5 @@
-"""Types for a request on its way from the API to the engine: options, engine requests and usage.
+"""Data types of a request: options from the API, engine requests and usage.
 
-The types of the answer are in `gateway.deltas`. Every package between the API and Triton may import
-these types, so they do not depend on HTTP, gRPC or a tokenizer.
+The data types of the answer are in `gateway.deltas`. All packages between the API and Triton import
+this package, so it does not depend on HTTP, gRPC or a tokenizer.
 """

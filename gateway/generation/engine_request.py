@@ -1,4 +1,4 @@
-"""The type of one engine request, tokenized and within all limits."""
+"""Data type of one engine request, which is tokenized and checked against all limits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gateway.generation.options import GenerationParams
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The prompt and its options as sent to a model that takes text in place of token ids.
+    """The prompt and its options for a model that takes text instead of token ids.
 
     Attributes:
         text: the prompt.
-        stop: the stop strings and further end-of-sequence tokens. They only help the engine to end
-            early; the gateway searches the answer itself.
-        bad: the bad words.
-        bias: (word, bias) pairs.
-        restated: the text with which the answer begins if the model repeats the prompt.
-        single_response: True to ask for the answer in one response.
+        stop: the stop strings and further end-of-sequence tokens. They let the engine stop early.
+            The gateway searches the answer for stop strings in any case.
+        bad: the bad words, which the answer must not contain.
+        bias: (word, bias) pairs for `logit_bias`.
+        restated: the prompt as the answer would repeat it; "" if the model does not repeat prompts.
+        single_response: True to ask for a non-streaming answer.
     """
 
     text: str
@@ -33,21 +33,21 @@ class TextPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """An engine request, ready to be sent: tokenized, within all limits, with an id of its own.
+    """An engine request that is ready to be sent. It has a unique id.
 
     Attributes:
-        beams: the beam width, which is also the number of returned choices; 0 for sampling.
-        echo: the prompt's text if the answer begins with the prompt; otherwise None.
-        end_id: the id that ends the sequence and is not in the output; None to generate
-            `max_tokens` tokens.
-        stop_ids: further end-of-sequence ids, and the stop strings as token ids. The latter only
-            help the engine to end early; the gateway searches the text itself.
-        later_end_ids: ids at which the gateway itself ends the answer, after `min_tokens`.
+        beams: the beam width, which is also the number of returned choices; 0 without beam search.
+        echo: the prompt's text if the answer must begin with the prompt; otherwise None.
+        end_id: the end-of-sequence id, which is not in the output. None to ignore it and always
+            generate `max_tokens` tokens.
+        stop_ids: further end-of-sequence ids, and the stop strings as token ids. The stop strings
+            let the engine stop early. The gateway searches the text for them in any case.
+        later_end_ids: ids at which the gateway ends the answer, but only after `min_tokens`.
     """
 
     request_id: str
     prompt_ids: array[int]
-    """Token ids as int32, which is the type that is sent."""
+    """Token ids as int32, the type that the engine takes."""
     max_tokens: int
     seed: int
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -57,18 +57,23 @@ class Generation:
     end_id: int | None = None
     echo: str | None = None
     prompt_logprobs: int | None = None
-    """Number of alternatives for each token of the prompt; None if the prompt is not scored."""
+    """Number of alternatives to report for each prompt token.
+
+    None to report no log probabilities of the prompt.
+    """
     beams: int = 0
     text: TextPrompt | None = None
-    """The prompt for a model that takes text; None for a model that takes ids. `prompt_ids` are the
-    ids that the model makes of this text."""
+    """The prompt for a model that takes text; None for a model that takes token ids.
+
+    `prompt_ids` has the ids that the model makes of this text."""
     forms: Mapping[object, TextPrompt | None] = field(default_factory=dict)
-    """The prompt as text, by model variant that can take the request; None for a variant that takes
-    ids. Empty for a request that is sent to a given replica. `gateway.scheduling.kinds` defines the
-    variants."""
+    """The prompt as text for each model variant that can run the request.
+
+    The value is None for a variant that takes token ids. Empty for a request to a fixed replica.
+    `gateway.scheduling.kinds` defines model variants."""
 
     def for_variant(self, variant: object) -> Generation:
-        """Return the generation with the prompt in the form that replicas of `variant` take.
+        """Return a copy of this generation whose `text` fits replicas of `variant`.
 
         If `forms` has several variants, `variant` must be one of them.
         """

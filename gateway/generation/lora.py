@@ -1,4 +1,4 @@
-"""The adapter version that a request uses, and its folders on the disks of replicas."""
+"""The LoRA adapter version that a request uses, and its folders on the disks of replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Folders(Protocol):
     def using(self, endpoint: str) -> AbstractContextManager[object]:
         """Return a context manager that prevents removal of the folder from the replica.
 
-        Hold it while a request names the folder.
+        Enter it while a request that uses the folder runs.
         """
 
     async def wait_for_poll(self) -> None:
@@ -34,20 +34,19 @@ class Folders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """The adapter version that a request uses.
+    """The LoRA adapter version that a request uses.
 
     Attributes:
-        name: the label in metrics.
+        name: the adapter's name as a label in metrics.
         task_id: the id by which the engine identifies the version.
         nbytes: the size of the weights in bytes.
-        weights: reads the weights. Called only if the engine does not have the version in its
-            cache.
-        upload_slot: returns a context manager, to be held from before `weights` is called until the
-            weights are sent.
+        weights: loads the weights. Called only if the engine does not have them in its cache.
+        upload_slot: returns a context manager that limits concurrent uploads. Enter it before
+            calling `weights`, and exit it when the weights are sent.
         folders: the version's folders, for engines that read adapters from their own disk.
         dtype: the data type of the weights.
-        tp_size: the tensor parallelism of engines that take these weights; None for any.
-        tenant: the tenant of the request. Tenants share an engine's adapter budget.
+        tp_size: the tensor parallel size that the weights are laid out for; None fits any engine.
+        tenant: the tenant of the request. All tenants share an engine's memory for adapters.
     """
 
     name: str

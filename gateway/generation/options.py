@@ -14,11 +14,11 @@ _GREEDY_THRESHOLD = 1e-6
 
 
 MAX_CHOICES = 128
-"""Maximum number of choices in one request, over all its prompts."""
+"""Maximum number of choices in one request, for all prompts together."""
 
 
 MODEL_MAXIMUM = -1
-"""Value of `truncate_prompt` that means: the longest prompt that leaves space for `max_tokens`."""
+"""Value of `truncate_prompt`: truncate only as far as `max_tokens` tokens of answer require."""
 
 
 MAX_SEED = 2**63 - 1
@@ -29,10 +29,10 @@ PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_pe
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A constraint on the text of an answer, in the form that the engine's guided decoding takes.
+    """A constraint on the text of an answer for guided decoding, such as a JSON schema or a regex.
 
-    `best_effort` has pairs of a JSON path in the schema and the client's name of the schema at that
-    path. Keywords below these paths are left out if they cannot be enforced.
+    `best_effort` has (JSON path in the schema, name in the client's request) pairs. Keywords below
+    these paths are dropped if the engine cannot enforce them.
     """
 
     type: Kind
@@ -42,15 +42,15 @@ class Guide:
 
 @dataclass(slots=True, kw_only=True)
 class GenerationParams:
-    """The parameters that the client sets for every generation of its request.
+    """The parameters that a client sets for every generation of its request.
 
-    Sampling parameters have OpenAI's meaning.
+    Sampling parameters have the same meaning as in the OpenAI API.
 
     Attributes:
-        temperature: 0 is greedy.
+        temperature: sampling temperature; 0 means greedy decoding.
         top_k: 0 means no limit.
-        plain: parameters that differ from their default and go unchanged to the model input of the
-            same name.
+        plain: (name, value) pairs of parameters that differ from their default. Each value goes
+            unchanged to the model input of the same name.
         logit_bias: (token id, bias) pairs.
         stop: the stop strings.
         include_stop: True to include the stop string in the answer.
@@ -58,8 +58,8 @@ class GenerationParams:
         logprobs: the number of alternatives with each token's log probability; None for no log
             probabilities.
         length_penalty: the length penalty of a beam search.
-        message: how to read the text of a chat; None for plain text.
-        guide: the constraint that the text must match.
+        message: how to parse reasoning and tool calls in the text of a chat; None for plain text.
+        guide: the constraint that the text must match; None for free text.
     """
 
     temperature: float = 1.0
@@ -80,9 +80,9 @@ class GenerationParams:
 
     @property
     def greedy(self) -> bool:
-        """Return True if the likeliest token is always chosen."""
-        # Tiny values count as 0. The engine would take them as float32, in which they are 0, and 0
-        # means "not set" there.
+        """True if the most likely token is always chosen."""
+        # Treat tiny values like 0. In the engine's float32 they would become 0, which the engine
+        # takes as "not set".
         return (
             self.temperature < _GREEDY_THRESHOLD
             or self.top_p < _GREEDY_THRESHOLD
@@ -91,10 +91,10 @@ class GenerationParams:
 
     @property
     def engine_stop(self) -> tuple[str, ...]:
-        """Return the stop strings that the engine may match by itself.
+        """Stop strings that can be sent to the engine.
 
-        An engine searches all of its text. So return no strings if only a part of the text may be
-        searched: after `min_tokens`, or after the reasoning.
+        An engine searches its entire text. The result is therefore empty if stop strings count only
+        after `min_tokens` or only after the reasoning.
         """
         if self.min_tokens or (self.message is not None and self.message.has_reasoning):
             return ()
@@ -103,19 +103,20 @@ class GenerationParams:
 
 @dataclass(slots=True, kw_only=True)
 class Caller:
-    """The tenant of a request, with the values that decide about its queueing and time limits.
+    """The tenant that sent a request, with settings for its queueing and time limits.
 
     Attributes:
-        timeout_s: the client's time limit in seconds; None if the client set none, or if the
+        timeout_s: the client's time limit in seconds. None if the client set no limit, or if the
             gateway's limit is lower.
         first_token_within: maximum seconds to the first token. The request is refused if its first
             token is expected later.
         max_expected_wait_s: maximum expected seconds in the queue, if `first_token_within` is not
             set. The request is refused if a longer wait is expected.
         billed: True to count cached tokens even if the answer does not report them.
-        isolated_cache: True to ignore hits in an engine's cache on prompts of other tenants. They
-            are neither reported nor used for routing.
-        guides: the treatment of the request's guides; see `Policy`.
+        isolated_cache: True to ignore cache hits on prompts of other tenants. Such hits are neither
+            reported nor used for routing.
+        guides: "checked" or "unchecked" if the tenant may use guided decoding, otherwise "none";
+            see `Policy`.
     """
 
     tenant: str = ""
@@ -132,11 +133,11 @@ DEFAULT_CALLER = Caller()
 
 
 class Unenforced(NamedTuple):
-    """The keywords of a guide's schema that are not enforced.
+    """The keywords of a client's JSON schema that are not enforced.
 
     Attributes:
-        names: the first of these keywords, each with its path as the client would write it.
-        more: the number of these keywords beside `names`.
+        names: the first of these keywords, each with its path in the client's request.
+        more: the number of further keywords that are not in `names`.
     """
 
     names: tuple[str, ...] = ()
@@ -150,10 +151,13 @@ ENFORCED = Unenforced()
 class Options:
     """A validated request without its prompts.
 
-    Choice i of a prompt is sampled with `seed` + i. The seed is always set, since the engine would
-    otherwise use the same seed for all requests. With `beam_search`, the `n` choices of a prompt
-    are the `n` best beams of one engine request. `max_tokens` None means no limit. `token_ids` is
-    True to report token ids in the answer.
+    Attributes:
+        seed: seed of the first choice; choice i of a prompt is sampled with `seed` + i. A client
+            that sets no seed gets a random one, because the engine has the same default for all.
+        n: number of choices for each prompt.
+        max_tokens: maximum number of tokens of each choice; None means no limit.
+        beam_search: True to return the `n` best beams of one engine request as choices.
+        token_ids: True to report token ids in the answer.
     """
 
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -166,21 +170,24 @@ class Options:
     ignore_eos: bool = False
     bad_words: tuple[str, ...] = ()
     truncate_prompt: int | None = None
-    """Maximum number of tokens of a prompt; more tokens are removed at `truncation_side`. None for
-    no truncation."""
+    """Maximum number of tokens of a prompt; None for no truncation.
+
+    Tokens of a longer prompt are removed at `truncation_side`."""
     truncation_side: Literal["left", "right"] = "left"
     prompt_logprobs: int | None = None
-    """Number of alternatives to report for each token of a prompt, separately from the text. None
-    to report none of the prompt's tokens."""
+    """Number of alternatives to report for each prompt token, in a field beside the answer's text.
+
+    None to report no log probabilities of the prompt."""
     stream: bool = False
     token_ids: bool = False
     guide_param: str | None = None
     """Name of the parameter that asked for the guide; used in error messages."""
     guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
-    """Callback for error messages: returns the parts of the guide, each with the name of the
-    parameter that asked for the part."""
+    """Callback that returns the guides of which `params.guide` is combined.
+
+    Each comes with the name of the request parameter that asked for it. Used in error messages."""
     looser_guide: Guide | None = None
-    """A weaker guide to use if no engine can enforce `guide`."""
+    """A less strict guide to use if the engine cannot enforce `params.guide`; None to refuse."""
     unenforced: Unenforced = ENFORCED
     logprobs_param: str = "logprobs"
     """Name of the parameter that asked for log probabilities; used in error messages."""
@@ -188,9 +195,9 @@ class Options:
 
     @property
     def ignores_ends(self) -> bool:
-        """Return True if end-of-sequence ids do not end an answer.
+        """True if an answer continues after an end-of-sequence id.
 
-        Return False with a guide: at the end of a guide, the engine can choose only such an id, and
-        nothing may follow.
+        Always False with a guide: after a complete match, the engine can only choose an
+        end-of-sequence id, so the answer must end there.
         """
         return self.ignore_eos and self.params.guide is None

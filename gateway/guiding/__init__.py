@@ -1,3 +1,4 @@
-"""Validation of guides (JSON schemas, regular expressions, grammars) before an engine receives
-them.
+"""Validation of guides, before an engine receives them.
+
+A guide is a JSON schema, regular expression or grammar for guided decoding.
 """

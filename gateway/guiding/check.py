@@ -1,7 +1,7 @@
-"""Compilation of each guide by the gateway before an engine receives it.
+"""Compilation of guides as a test, before an engine receives them.
 
-An engine compiles guides within a step. A guide that the engine cannot compile fails all requests
-of that step.
+A guide is a JSON schema, regular expression or grammar for guided decoding. An engine compiles
+guides within an engine step. If it cannot compile one of them, all requests of this step fail.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from gateway.guiding.process import GuideProcess
 from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
-# Limits of the characters in queued guides, of all tenants together and of one tenant.
+# Maximum number of characters in queued guides: of all tenants together, and of one tenant.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
-# Limits of the cache: number of verdicts, and characters in their texts. A verdict takes about 200
-# bytes, and more for the text of a rewritten schema.
+# Limits of the cache: number of verdicts, and number of characters in their texts. A verdict takes
+# about 200 bytes plus the text of a rewritten schema.
 _MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
-# Maximum number of parts of a refused guide that are compiled to find the invalid one. Each is
-# queued separately.
+# A guide may be combined from several parameters. If it is refused, at most this many of its parts
+# are compiled to find the invalid part. Each part is queued separately.
 _MAX_PARTS = 8
 
 
 class GuideCheck:
-    """Checker of guides with cached verdicts.
+    """Checker of guides, with a cache of verdicts.
 
-    One guide is compiled at a time, with fair scheduling of tenants. The object must be used on one
-    event loop. With `strict`, schema keywords that cannot be enforced are refused even in
-    best-effort schemas. `release` is the release of xgrammar in the engines; empty for any release
-    since 0.1.25.
+    One guide is compiled at a time, with fair scheduling of tenants. Not thread-safe: use an
+    instance in one event loop only. If `strict`, schema keywords that cannot be enforced are
+    refused even in best-effort schemas. `release` is the engines' release of xgrammar; "" means any
+    release since 0.1.25.
     """
 
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
@@ -46,23 +46,23 @@ class GuideCheck:
         self._cached_chars = 0
 
     async def check(self, options: Options, backend: Backend) -> Options:
-        """Check the guide of a request. Return the options with the guide in the form for the
-        engine.
+        """Check the guide of a request. Return the options with the guide to send to the engine.
 
-        If the caller is cancelled while the guide is queued, the guide is not compiled.
+        The returned guide may be rewritten, without keywords that cannot be enforced. If the caller
+        is cancelled while the guide is queued, the guide is not compiled.
 
         Raises:
-            InvalidRequest: The guide is invalid; the error names the parameter.
-            UnsupportedParameter: The tenant may not use guides.
-            Overloaded: Too many guides are queued.
+            InvalidRequest: the guide is invalid; the error names the parameter.
+            UnsupportedParameter: the tenant may not use guides.
+            Overloaded: too many guides are queued.
         """
         guide, param = options.params.guide, options.guide_param
         caller = options.caller
         if guide is None:
             return options
         if caller.guides == "unchecked":
-            # Use the looser guide, because a guide that was not checked may fail all requests of
-            # the engine.
+            # Use the less strict guide if there is one: if an unchecked guide fails in the engine,
+            # all requests of the engine step fail.
             params = replace(options.params, guide=options.looser_guide or guide)
             return replace(options, params=params) if options.looser_guide else options
         if caller.guides == "none":
@@ -77,8 +77,8 @@ class GuideCheck:
             params = replace(options.params, guide=Guide(guide.type, found.text))
             return replace(options, params=params, unenforced=_find_unenforced(found, guide))
         refusal = found.refusal
-        # The guide may be combined from several parameters of the client: find the first invalid
-        # part, for the message.
+        # The guide may be combined from several request parameters. Find the first invalid part, to
+        # name its parameter in the message.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
         for part, name in parts[:_MAX_PARTS]:
             alone = await self._verdict(part, backend, caller.tenant)
@@ -86,8 +86,8 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # No part is invalid alone. If the first part is the guide's own parameter, the others
-            # are tools, so name the tools.
+            # No part is invalid alone. If the first part belongs to `param` and there are more
+            # parts, these are tools, so name `tools` in the message.
             if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
@@ -111,16 +111,16 @@ class GuideCheck:
         loop = asyncio.get_running_loop()
 
         def compile_guide() -> Verdict:
-            # Look again: the same guide may have been compiled for another request while this one
-            # was queued.
+            # Check the cache again: the same guide may have been compiled for another request while
+            # this request was queued.
             if (known := self._verdicts.get(key)) is not None:
                 return known
             found = self._process.verdict(guide, backend)
-            # Do not store the client's text again: "" stands for an unchanged text.
+            # Save memory: store "" instead of a text that equals the client's text.
             if found.text == guide.text:
                 found = found._replace(text="")
-            # Cache the verdict from here, before the next guide is compiled, so that it is cached
-            # even if the client has disconnected.
+            # Store the verdict in the cache from this thread. The awaiting coroutine could not do
+            # so after the client has disconnected.
             loop.call_soon_threadsafe(self._cache, key, found)
             return found
 
@@ -145,7 +145,7 @@ def _count_chars(verdict: Verdict) -> int:
 
 
 def _find_unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
-    """Return the keywords that are not enforced, with their paths in the client's request."""
+    """Return the schema keywords that are not enforced, with their path in the client's request."""
     names = []
     for path in verdict.left_out:
         prefix, name = next(

@@ -1,5 +1,6 @@
-"""The worker process that compiles guides. If a guide crashes the process, the next guide starts it
-again.
+"""Worker process that compiles guides: JSON schemas, regular expressions and grammars.
+
+A guide may crash the process. The next guide then starts a new process.
 
 See decision 018 in docs/decisions.
 """
@@ -23,18 +24,18 @@ from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)
 
-# Limit of the wall time of one guide, for an overloaded machine. `guides.worker` limits the CPU
-# time itself.
+# Maximum wall time in seconds to compile one guide, reached only on an overloaded machine.
+# `guides.worker` limits its own CPU time.
 _ANSWER_TIMEOUT_S = 30.0
 _MAX_BYTES = 256 * 2**20
-# Exit codes of a worker that a guide ended: by too much CPU time, stack or memory. Any other signal
-# came from outside, for example from the OOM killer.
+# Exit codes of the worker after a guide used too much CPU time, stack or memory. Any other signal
+# came from outside the worker, for example from the OOM killer.
 _GUIDE_SIGNALS = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """The worker process, which is started with the first guide.
+    """The worker process. It is started when the first guide is compiled.
 
     `verdict` blocks. Call it from one thread at a time.
     """
@@ -44,10 +45,10 @@ class GuideProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Return the worker's verdict on a guide. A guide that ends the worker is refused.
+        """Return the worker's verdict on a guide.
 
-        Raise Overloaded if the process cannot be started, the machine is too busy, or the process
-        ended for a reason other than the guide.
+        A guide that crashes the worker is refused. Raise Overloaded if the worker cannot be
+        started, if it does not answer in time, or if it ended for another reason than the guide.
         """
         process = self._ensure_started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
@@ -57,19 +58,19 @@ class GuideProcess:
             stdin.write(request)
             stdin.flush()
             answer = _read_line(stdout, time.monotonic() + _ANSWER_TIMEOUT_S)
-        except (OSError, ValueError):  # The process has died, or the gateway shuts down
+        except (OSError, ValueError):  # the process has ended, or the gateway shuts down
             answer = b""
         if answer:
             (reason, text, left_out, more), size = json.loads(answer)
-            if size > _MAX_BYTES:  # The process does not free the memory of a large guide
+            if size > _MAX_BYTES:  # end a process that has become large: it does not free memory
                 self.close()
             return Verdict(reason, text, tuple(left_out), more)
         if answer is None:
             self.close()
             raise _busy_error()
-        code = process.wait()  # The process has closed its output, so this does not block
+        code = process.wait()  # the process has closed its output, so this does not block
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
-        if code not in _GUIDE_SIGNALS:  # An exit without a signal is a bug of the gateway
+        if code not in _GUIDE_SIGNALS:  # the guide is not the cause, so do not refuse it
             raise _busy_error()
         return Verdict(_TOO_MUCH, "")
 
@@ -80,7 +81,7 @@ class GuideProcess:
         if process.poll() is None:
             process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # closing flushes data that was not written yet
+            with suppress(BrokenPipeError):  # `close` writes buffered data to the ended process
                 cast(IO[bytes], pipe).close()
         process.wait()
 
@@ -93,11 +94,11 @@ class GuideProcess:
                 [sys.executable, "-m", "guides.worker", self._release],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Pass no environment variables but the path: the process reads untrusted text and
-                # must not know keys.
+                # Pass only PYTHONPATH: the process parses untrusted text, so it must not get API
+                # keys and passwords from the environment.
                 env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # Use a new session, so that Ctrl-C in a terminal reaches only the gateway, which
-                # may need this process until it has shut down.
+                # Start a new session, so that Ctrl-C in a terminal does not reach the process. The
+                # gateway may need the process until it has shut down.
                 start_new_session=True,
             )
         except OSError as error:
@@ -107,8 +108,9 @@ class GuideProcess:
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
-    """Return the next line of the process' output. Return b"" if the process has ended, None after
-    `deadline`.
+    """Return the next line of the process' output.
+
+    Return b"" if the process has ended. Return None at `deadline`, in seconds of `time.monotonic`.
     """
     found = b""
     while not found.endswith(b"\n"):

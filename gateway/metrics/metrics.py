@@ -29,8 +29,8 @@ from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import AdapterUpload
 
-# Limits of the number of unknown parameter names that are counted by name. Clients choose these
-# names. Without limits, clients could fill the memory and create any number of series.
+# Maximum numbers of unknown parameter names with their own time series: per process, per request
+# and per tenant. Clients choose these names, so without limits they could fill the memory.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
@@ -42,9 +42,9 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """The metrics with the label of one model.
+    """The metrics of one model.
 
-    The object is cached, because finding a metric by its labels takes longer than counting.
+    Instances are cached, because finding a metric by its labels takes longer than counting.
     """
 
     prompt_tokens: Tally
@@ -55,7 +55,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """The metrics with the label of one embedding or ranking model."""
+    """The metrics of one embedding or ranking model."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -65,8 +65,8 @@ class MappedMetrics:
 class Metrics:
     """Metrics of one process.
 
-    The registry is separate from prometheus_client's default one, so that several apps can run in
-    one process.
+    Each instance has its own registry, instead of prometheus_client's global registry, so that
+    several applications can run in one process.
     """
 
     def __init__(self) -> None:
@@ -253,15 +253,14 @@ class Metrics:
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Unknown parameter names that have a series of their own: for each, the tenant whose
-        request had it first.
+        """Unknown parameter names with their own time series, by name.
+
+        The value is the tenant that sent the parameter first.
         """
         self._models: dict[str, ModelMetrics] = {}
 
     def for_model(self, model: str) -> ModelMetrics:
-        """Return the metrics with the label `model`, which is the name of the base model or of an
-        adapter.
-        """
+        """Return the metrics of `model`, which is the name of the base model or of an adapter."""
         metrics = self._models.get(model)
         if metrics is None:
             metrics = self._models[model] = ModelMetrics(
@@ -273,7 +272,7 @@ class Metrics:
         return metrics
 
     def for_mapped_model(self, model: str) -> MappedMetrics:
-        """Return the metrics with the label of an embedding or ranking model."""
+        """Return the metrics of an embedding or ranking model."""
         return MappedMetrics(
             self.prompt_tokens.labels(model),
             self.inputs.labels(model),
@@ -283,31 +282,25 @@ class Metrics:
     def export_lora(
         self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
     ) -> None:
-        """Export the adapter store's statistics and the adapters in use, which are read at each
-        scrape.
-        """
+        """Export statistics of the adapter store and the adapters in use, read at each scrape."""
         self.registry.register(LoraCollector(adapters, fit, replicas))
 
     def export_declared(self, declared: DeclaredAdapters) -> None:
-        """Export how many adapters of the configuration file are in each state, read at each
-        scrape.
-        """
+        """Export the number of configured adapters in each state, read at each scrape."""
         self.registry.register(DeclaredCollector(declared))
 
     def export_conversations(self, stats: ConversationStats) -> None:
-        """Export the statistics of the conversation store, which are read at each scrape."""
+        """Export the statistics of the conversation store, read at each scrape."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
         self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Export the number of queued requests and the state of each replica, which are read at
-        each scrape.
-        """
+        """Export the number of queued requests and each replica's state, read at each scrape."""
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
-        """Export how much of their budgets tenants have used, which is read at each scrape."""
+        """Export the usage of the tenants' budgets, read at each scrape."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -317,12 +310,12 @@ class Metrics:
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
         """Count the unknown parameters of a request by name.
 
-        A name with ordinary characters gets a series of its own, up to a maximum of series for each
-        tenant and in total. Other names are counted as `other`.
+        A name with ordinary characters gets its own time series, up to a maximum per tenant and per
+        process. All other names are counted as `other`.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
-            # drop list indices, so that a field of all tools has one series
+            # Drop list indices: `tools[0].x` and `tools[1].x` are the same parameter.
             name = _LIST_INDEX.sub("", path)
             if name not in known and self._can_add_name(tenant) and _PLAIN_NAME.fullmatch(name):
                 known[name] = tenant
@@ -331,9 +324,9 @@ class Metrics:
             self.unknown_parameters.labels("other").inc(others)
 
     def _can_add_name(self, tenant: str) -> bool:
-        """Return True if a new name in a request of the tenant may get a series of its own."""
+        """Return True if the tenant may add another parameter name with its own time series."""
         tenants = [*self._unknown_names.values()]
-        # Without tenants, the tenant's name is "" in all requests, so it may use all series.
+        # On a gateway without tenants, the name is always "", which may use all series.
         max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
         return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
@@ -341,9 +334,9 @@ class Metrics:
         self.rate_limited.labels(tenant, limit).inc()
 
     def count_usage(self, usage: UsageRecord) -> None:
-        """Count the usage of a tenant.
+        """Count a usage record in the metrics of its tenant.
 
-        Requests without a tenant are counted in the metrics of models only.
+        Do nothing if the record has no tenant: the metrics of models count such requests.
         """
         if usage.tenant is None:
             return
@@ -364,7 +357,7 @@ class Metrics:
             self.stop_seconds.labels(stopping.reason).observe(stopping.seconds)
 
     def count_continued(self, tokens: int, *, failed: bool) -> None:
-        """Count a failover to another replica. `tokens` is the length of the prompt sent there.
+        """Count a failover. `tokens` is the length of the prompt that is sent to the new replica.
 
         `failed` is True if the first replica failed, False if it was drained.
         """

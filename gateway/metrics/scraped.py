@@ -25,10 +25,10 @@ _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
 
 
 class LoraCollector(Collector):
-    """Collector for adapters.
+    """Collector for LoRA adapters.
 
-    It exports `lora_requests_info` in the form that the scheduler of the Gateway API Inference
-    Extension reads, adapters on replicas' disks, and statistics of the adapter store.
+    Exports the number of adapters on the replicas' disks, and statistics of the adapter store. Also
+    exports `lora_requests_info` for the scheduler of the Gateway API Inference Extension.
     """
 
     def __init__(

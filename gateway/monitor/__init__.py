@@ -1,1 +1,1 @@
-"""Data about requests that run now, and statistics of the last hour, in this process' memory."""
+"""Running requests of this process, and statistics of the last hour."""

@@ -1,7 +1,6 @@
-"""Requests and tokens per minute of each tenant and adapter, and refusals of tenants.
+"""Requests and tokens per minute of each tenant and adapter, and refused requests of tenants.
 
-Memory is bounded, because only names in the configuration and the catalogue are counted, not names
-that clients invent.
+Only tenants of the configuration and adapters of the catalogue are counted, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from dataclasses import dataclass, field
 
 _WINDOW_S = 60.0
 RECENT_S = 300.0
-"""Seconds for which a refusal that needs an operator remains a tenant's last refusal, although the
-tenant's clients make mistakes that are refused later.
+"""Seconds for which a refusal of a valid request is shown as the tenant's last refusal.
+
+In this time, a later refusal of an invalid request does not replace it: an operator may have to
+act on the former, but not on the latter.
 """
 
 
@@ -27,9 +28,12 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class TenantRefusal:
-    """A refused request. `at` is the time in seconds since 1970, `why` the reason.
+    """A refused request.
 
-    `mistake` is True if the request was invalid, so no operator needs to act.
+    Attributes:
+        at: time in seconds since 1970.
+        why: the reason.
+        mistake: True if the request was invalid, so no operator needs to act.
     """
 
     at: float
@@ -39,19 +43,18 @@ class TenantRefusal:
 
 @dataclass(slots=True)
 class TenantDemand:
-    """Demand of tenants and adapters: counters by name.
-
-    A rate per minute is the growth of a counter in the last minute.
-    """
+    """Counters of requests and tokens by tenant or adapter, and their rates in the last minute."""
 
     requests: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     adapter_requests: Counter[str] = field(default_factory=Counter)
     refused: dict[str, Counter[str]] = field(default_factory=dict)
-    """Number of refusals, by tenant and reason. There are a few dozen reasons."""
+    """Number of refused requests, by tenant and reason. There are a few dozen reasons."""
     refusals: dict[str, TenantRefusal] = field(default_factory=dict)
-    """The last refusal of each tenant. A refusal for a client's mistake does not replace a recent
-    refusal for another reason (see `RECENT_S`).
+    """The last refused request of each tenant.
+
+    A refusal of an invalid request does not replace a recent refusal of a valid request (see
+    `RECENT_S`).
     """
     _snapshots: deque[_Snapshot] = field(default_factory=deque)
 

@@ -1,8 +1,8 @@
 """History of the last hour in steps of ten seconds.
 
-The numbers of a step are the growth of totals since the last step, so nothing is recorded while a
-request runs. The tokens of running requests, which enter the totals only at their end, are added up
-once per step.
+The numbers of a step are the differences of totals since the last step, so running requests record
+nothing. The totals include the tokens of a request only at its end. At the end of each step, the
+tokens of running requests are therefore summed and added.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from gateway.monitor.latencies import Latencies
 
 STEP_S = 10
 STEPS = 360
-_TIMER_TOLERANCE_S = 1.0  # `asyncio.sleep` may end slightly early
+_TIMER_TOLERANCE_S = 1.0  # maximum time by which `asyncio.sleep` may end early
 
 
 def until_step_ends(now: float) -> float:
     """Return the seconds until the current step ends. `now` is in seconds since 1970.
 
-    If the step ends within the timer's tolerance, return the seconds until the next step ends: the
-    last sleep has then ended slightly early.
+    If less than a second is left, the last sleep has ended slightly early. In this case, return the
+    seconds until the next step ends.
     """
     return STEP_S + _TIMER_TOLERANCE_S - (now + _TIMER_TOLERANCE_S) % STEP_S
 
@@ -41,8 +41,8 @@ class Totals:
 class HistoryPoint:
     """Statistics of one step.
 
-    `at` is the start of the step in seconds since 1970. It is a multiple of `STEP_S`, so that the
-    steps of several processes coincide.
+    `at` is the start of the step in seconds since 1970. It is a multiple of `STEP_S`, so all
+    processes have the same steps.
     """
 
     at: int
@@ -53,7 +53,7 @@ class HistoryPoint:
     queue: int
     """Requests queued at the end of the step."""
     first_tokens: dict[int, int]
-    """`Latencies.counts` of the times to first token of the requests that ended in the step."""
+    """Times to first token of requests that ended in the step, as `Latencies.counts`."""
 
     def facts(self) -> dict[str, object]:
         facts: dict[str, object] = {

@@ -1,6 +1,6 @@
-"""Histogram of latencies with buckets that are 5 % wide, from which percentiles are computed.
+"""Histogram of latencies, from which percentiles are computed. Its buckets are 5 % wide.
 
-Unlike percentiles, the counts of several processes can be added.
+Histograms of several processes can be added; percentiles could not.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ def join_counts(several: Iterable[Classes]) -> Classes:
 
 
 def percentile_ms(classes: Classes, share: float) -> float | None:
-    """Return the latency in milliseconds below which the fraction `share` of the latencies is,
-    within 2.5 %.
+    """Return a percentile of the latencies in milliseconds, accurate to 2.5 %.
 
-    Return None without latencies.
+    `share` is the percentile as a fraction, such as 0.99. Return None if there are no latencies.
     """
     wanted = share * sum(classes.values())
     seen = 0

@@ -1,5 +1,4 @@
-"""Monitoring data that is not in the metrics: for the console, and for log lines of stopped
-generations.
+"""Monitoring data for the console, and log lines about stopped generations.
 
 See decision 008 in docs/decisions.
 """
@@ -26,17 +25,17 @@ log = logging.getLogger("gateway.stops")
 
 
 RequestIds = Mapping[str, str | None]
-"""Fields of a request that are logged once its engine has stopped.
+"""Ids of a request, for the log line that is written when the engine has stopped it.
 
-The fields are copied, because a reference to the request would form a cycle with its `Stops`.
+The ids are copied from the request: a reference to the request would form a cycle with its `Stops`.
 """
 
 
 class Monitor:
-    """The monitor of one process. It must be used on one event loop.
+    """The monitor of one process. Use an instance on one event loop only.
 
-    `count_uploads` returns how many requests have uploaded adapter weights to an engine,
-    `count_waiting` how many requests are queued.
+    `count_uploads` returns the total number of adapter uploads to engines. `count_waiting` returns
+    the number of queued requests.
     """
 
     def __init__(self, count_uploads: Callable[[], int], count_waiting: Callable[[], int]) -> None:
@@ -48,13 +47,13 @@ class Monitor:
         self._count_waiting = count_waiting
 
     def record_answer(self, context: RequestContext, status: int, *, again: bool = False) -> None:
-        """Record the end of a request to an endpoint that generates.
+        """Record the end of a request to an endpoint that generates text.
 
         Args:
             context: the request.
             status: the HTTP status with which the request ended.
-            again: True if the request was recorded before, when its client left, and then continued
-                to generate.
+            again: True if the request was recorded before. This happens if its client disconnected
+                and the generation continued.
         """
         totals, batch = self.history.totals, context.batch
         if status >= 500:
@@ -66,8 +65,8 @@ class Monitor:
             if not again:
                 demand.requests[tenant] += 1
             if context.refusal is not None:
-                # 429 and 499 are no mistakes: 429 comes from a limit, and 499 from the queue if the
-                # client's deadline is too near.
+                # Do not treat 429 and 499 as mistakes of the client. 429 means that a limit is
+                # reached, and 499 that the queue cannot meet the client's deadline.
                 mistake = 400 <= status < 500 and status not in (429, 499)
                 demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:
@@ -83,9 +82,9 @@ class Monitor:
         self.requests.end(ended)
 
     def count_busy(self, tenant: str, why: str, refused: int) -> None:
-        """Count `refused` requests that were refused before any processing.
+        """Count requests that were refused before any processing, because the process is busy.
 
-        `tenant` is empty if the requests had unknown keys.
+        `refused` is the number of requests. `tenant` is empty if the requests had unknown keys.
         """
         self.history.totals.requests += refused
         self.history.totals.errors += refused
@@ -94,8 +93,10 @@ class Monitor:
             self.demand.count_refusal(tenant, why, times=refused)
 
     def make_stops(self, context: RequestContext) -> Stops:
-        """Return a new `Stops` for a request, which tracks when engines end the generations that
-        the request abandons.
+        """Return a new `Stops` for a request.
+
+        A `Stops` waits until the engines have ended the request's cancelled generations, and logs
+        this.
         """
         ids = {
             "request_id": context.request_id,
@@ -111,7 +112,7 @@ class Monitor:
             await asyncio.sleep(until_step_ends(time.time()))
             try:
                 self._step()
-            except Exception as error:  # continue: requests must not fail because of the history
+            except Exception as error:  # do not end the task: the next step may succeed
                 text = f"the last hour is not recorded: {error!r}"
                 troubles.hold("history", logging.ERROR, text, exc_info=True)
             else:
@@ -125,16 +126,16 @@ class Monitor:
 
 
 def _log_stopped(ids: RequestIds, stops: Stops) -> None:
-    """Log that the engines have stopped all abandoned generations of a request.
+    """Log that the engines have stopped all cancelled generations of a request.
 
-    This is a log line of its own. The request's line is written earlier, when the client has its
-    answer or has disconnected. If that line waited for the engine, it would be lost when an engine
-    never reports the end.
+    The request's main log line is written earlier, when the client has received the response or has
+    disconnected. If that line waited for the engines, it would be lost if an engine never reports
+    the end.
     """
     level = logging.INFO if stops.reason in LOGGED_REASONS else logging.DEBUG
     if log.isEnabledFor(level):
-        # Run in a new context: the ends of all streams are received in a shared task, whose context
-        # belongs to no request.
+        # Log in a new context with the request's id. The current task receives the ends of all
+        # streams, so its own context belongs to no request.
         Context().run(_log, ids, stops, level)
 
 

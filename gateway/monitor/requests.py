@@ -1,6 +1,7 @@
-"""Table of the requests that generate in this process, and of those that ended last.
+"""Table of the running requests of this process, and of requests that ended recently.
 
-The start and end of a request cost a few dictionary updates. Everything else is computed on demand.
+The start and the end of a request cost a few dictionary updates. All other data is computed when it
+is read.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from gateway.observability.request_context import RequestContext
 RETENTION_S = 60.0
 _MAX_ENDED = 100
 _MAX_ENDED_PER_TENANT = 256
-"""Limit of ended requests that are stored per tenant. It is one minute of a client that looks up
-each of its requests, at four per second. A tenant with more requests loses its own oldest entries
-only.
+"""Maximum number of ended requests that are stored per tenant.
+
+The maximum suffices for one minute of a client with four requests per second. A tenant with more
+requests displaces only its own oldest entries.
 """
 
 
 class RequestTable:
-    """The requests of one process. The table must be used on one event loop."""
+    """The running and recently ended requests of one process. Use it on one event loop only."""
 
     def __init__(self) -> None:
         self._running: dict[str, WatchedRequest] = {}
         self._last: deque[RequestSummary] = deque(maxlen=_MAX_ENDED)
         self._ended_by_tenant: dict[str, OrderedDict[str, RequestSummary]] = {}
-        """Ended requests by tenant, then by the client's request id. The number of tenants is
-        bounded by the configuration."""
+        """Ended requests by tenant, then by the client's request id.
+
+        The number of tenants is bounded by the configuration.
+        """
 
     def __len__(self) -> int:
         return len(self._running)
@@ -43,11 +47,11 @@ class RequestTable:
         return watched
 
     def remove(self, watched: WatchedRequest) -> None:
-        """Remove a request from the running ones."""
+        """Remove a request from the running requests."""
         self._running.pop(watched.batch.request_id, None)
 
     def end(self, ended: RequestSummary) -> None:
-        """Add the summary of a request that has been answered."""
+        """Add the summary of a request that has ended."""
         self._last.append(ended)
         own = self._ended_by_tenant.get(ended.tenant)
         if own is None:
@@ -58,21 +62,20 @@ class RequestTable:
             own.popitem(last=False)
 
     def find(self, request_id: str) -> WatchedRequest | None:
-        """Return the running request with this internal id; None if it does not run."""
+        """Return the running request with this internal id. Return None if there is none."""
         return self._running.get(request_id)
 
     @property
     def last(self) -> list[RequestSummary]:
-        """Summaries of the requests that ended last. Engines may still be working on them."""
+        """Summaries of the last 100 ended requests. Engines may still be stopping some of them."""
         return list(self._last)
 
     def find_by_client_id(
         self, tenant: str, request_id: str
     ) -> WatchedRequest | RequestSummary | None:
-        """Return a tenant's request by its `x-request-id`, if it runs or ended in the last
-        `RETENTION_S` seconds.
+        """Return a tenant's request by its `x-request-id`.
 
-        Return None otherwise.
+        Return None if the request does not run and has not ended in the last `RETENTION_S` seconds.
         """
         for watched in self._running.values():
             if watched.context.request_id == request_id and watched.batch.caller.tenant == tenant:

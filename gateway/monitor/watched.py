@@ -1,4 +1,4 @@
-"""Records of a request: `WatchedRequest` while it generates, `RequestSummary` afterwards."""
+"""Monitoring data of a request: `WatchedRequest` while it runs, `RequestSummary` afterwards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MAX_FINISH_REASONS = 16
 
 
 class WatchedRequest:
-    """A request that generates. Its state is computed when it is read.
+    """A running request. Its state is computed when it is read.
 
-    `id` is an id of the gateway, because clients choose `x-request-id` and may use the same one
-    twice.
+    `id` is a unique id from the gateway. The `x-request-id` may not be unique, because clients
+    choose it.
     """
 
     __slots__ = ("_task", "batch", "context", "started")
@@ -44,9 +44,7 @@ class WatchedRequest:
             self._task.cancel()
 
     def consume_cancellation(self) -> bool:
-        """Return True if the task was cancelled by `cancel`, and withdraw that cancellation from
-        the task (`Task.uncancel`).
-        """
+        """Return True if `cancel` has cancelled the task. Then undo it with `Task.uncancel`."""
         if not self.context.cancelled or self._task is None:
             return False
         self._task.uncancel()
@@ -70,7 +68,7 @@ class WatchedRequest:
 
 
 class RequestSummary:
-    """Summary of a request that has ended, without its prompt or answer."""
+    """Summary of a request that has ended, without prompt or response."""
 
     __slots__ = (
         "at",
@@ -115,7 +113,7 @@ class RequestSummary:
         return self.stops is not None and self.stops.open > 0
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that `WatchedRequest.facts` has, too. `outcome` returns the others."""
+        """Return the same fields as `WatchedRequest.facts`. `outcome` returns further fields."""
         facts: dict[str, object] = {
             "request_id": self.request_id,
             "tenant": self.tenant,
@@ -130,7 +128,7 @@ class RequestSummary:
         return facts
 
     def outcome(self) -> dict[str, object]:
-        """Return facts about the end of the request."""
+        """Return the fields about the end of the request, such as its status."""
         facts: dict[str, object] = {"ended": round(self.at, 2), "status": self.status}
         if self.finished:
             facts["finish"] = self.finished[:_MAX_FINISH_REASONS]

@@ -1,4 +1,4 @@
-"""Audit log. It has one line for each action of an admin, including failed ones."""
+"""Audit log, with one line for each action of an admin, including failed actions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import orjson
 
 log = logging.getLogger("gateway.audit")
 
-_MAX_TARGET = 256  # characters that are logged: a refused name may have megabytes
+_MAX_TARGET = 256  # characters of a name that are logged: an invalid name may have megabytes
 
 State = Mapping[str, object] | None
-"""State of an action's target, in JSON types and without secrets. None if the target does not
-exist.
+"""State of an action's target as JSON data, without secrets.
+
+None if the target does not exist.
 """
 
 
@@ -23,7 +24,7 @@ exist.
 class Action:
     """States of the target before and after an action.
 
-    `after` is initially `before`, so a failed action is recorded as no change.
+    `after` is initially equal to `before`, so a failed action is recorded without a change.
     """
 
     before: State
@@ -31,18 +32,16 @@ class Action:
 
 
 class Audit:
-    """Audit log of one admin. `admin` is the beginning of the hash of the admin's key, as in
-    `Access.admin`.
-    """
+    """Audit log of one admin. `admin` is the admin's id, as returned by `Access.admin`."""
 
     def __init__(self, admin: str) -> None:
         self.admin = admin
 
     @contextmanager
     def action(self, action: str, target: str, before: State) -> Iterator[Action]:
-        """Return a context manager that logs an action when the context ends, also after an error.
+        """Return a context manager that logs an action at its end, whether it failed or not.
 
-        The caller sets `Action.after` within the context.
+        Within the context, the caller sets `Action.after` to the new state.
         """
         entry = Action(before, before)
         outcome = "done"
@@ -55,7 +54,8 @@ class Audit:
             self._write(action, target, outcome, entry)
 
     def _write(self, action: str, target: str, outcome: str, entry: Action) -> None:
-        # Escape lone surrogates, which clients can send in forms and which JSON cannot represent.
+        # Escape lone surrogates: clients can send them in form fields, but JSON cannot represent
+        # them.
         shown = target[:_MAX_TARGET].encode("utf-8", "backslashreplace").decode("utf-8")
         facts = {
             "admin": self.admin,

@@ -20,7 +20,7 @@ from gateway.observability.request_context import current, current_id
 LogFormat = Literal["text", "json"]
 
 _STDERR = 2
-# Loggers whose info and debug messages are suppressed, because they contain secrets: signed URLs,
+# Loggers whose info and debug messages are suppressed. These messages contain secrets: signed URLs,
 # and headers with session tokens.
 _NOISY_LOGGERS = (
     "httpx",
@@ -36,7 +36,7 @@ _FORMATTER = logging.Formatter()
 
 
 class _LogLine(NamedTuple):
-    """A log line. `level` is a level name of `logging`. `facts` has additional fields for JSON."""
+    """A log line. `level` is a level name of `logging`, `facts` additional fields for JSON."""
 
     created: float
     level: str
@@ -65,18 +65,18 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
     def write(self, line: _LogLine) -> None:
-        """Write a line to standard error. Raise OSError."""
+        """Write a line to standard error. Raise OSError if this fails."""
         os.write(_STDERR, self._form(line))
 
 
 def configure_logging(level: str, form: LogFormat = "text") -> None:
     """Configure the format and level of all loggers of this process."""
-    # Do not collect data that no line contains (logging's HOWTO, "Optimization").
+    # Do not collect data that the log format does not use (logging's HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _Handler(_format_json if form == "json" else _format_text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Write the audit log at every `level`.
+    # Always write the audit log, even if `level` is "warning" or "error".
     logging.getLogger("gateway.audit").setLevel(logging.INFO)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -90,13 +90,13 @@ def log_request(log: logging.Logger, facts: dict[str, object]) -> None:
     message = f"{facts['method']} {facts['path']} {status} {took:.1f} ms"
     handlers = log.root.handlers
     if len(handlers) == 1 and isinstance(ours := handlers[0], _Handler):
-        # Fast path without a `LogRecord`: creating and routing one takes as long as the rest of
-        # this function.
+        # Fast path: do not create a `LogRecord`, because creating and routing it would double the
+        # time of this function.
         try:
             ours.write(_LogLine(time.time(), "INFO", log.name, message, facts=facts))
             return
         except OSError:
-            pass  # fall through: `logging` reports the error
+            pass  # continue with `log.info`, which reports the error
     log.info(message, extra={"facts": facts})
 
 
@@ -115,7 +115,7 @@ def _local_time(second: int) -> str:
 
 
 def _format_json(line: _LogLine) -> bytes:
-    """Format a line as JSON. `time` is RFC 3339 in UTC; an error's traceback is in `exception`."""
+    """Format a line as JSON. `time` is RFC 3339 in UTC, `exception` the traceback of an error."""
     context = current.get()
     fields: dict[str, object] = {
         "time": datetime.fromtimestamp(line.created, UTC),
@@ -135,6 +135,6 @@ def _format_json(line: _LogLine) -> bytes:
 def _escape_surrogates(text: str) -> str:
     """Return `text` with lone surrogates escaped.
 
-    Python represents bytes of file names that are not UTF-8 by lone surrogates.
+    Python uses lone surrogates for bytes of file names that are not UTF-8.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

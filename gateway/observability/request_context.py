@@ -1,7 +1,7 @@
-"""Context of a request, with the data for its log line, its span and its usage record.
+"""Context of a request: the data for its log line, its tracing span and its usage record.
 
-The context is passed to the code that handles the request, which sets the attributes. This happens
-a few times per request, never for each token.
+The code that handles the request gets the context as an argument and sets its attributes. Each
+attribute is set a few times per request, never for each token.
 
 See decision 087 in docs/decisions.
 """
@@ -20,7 +20,8 @@ from gateway.generation.batch import Batch
 if TYPE_CHECKING:
     from gateway.observability.tracing import RequestSpan
 
-# W3C Trace Context, 3.2 (version 00; ids of zeros and version ff are invalid) and 3.3.1.3.
+# Valid headers according to W3C Trace Context, sections 3.2 (ids of zeros and version ff are
+# invalid) and 3.3.1.3.
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
@@ -32,16 +33,17 @@ class RequestContext:
     """Context of an HTTP request.
 
     Attributes:
-        request_id: the `x-request-id` of the answer.
+        request_id: the `x-request-id` of the response.
         parent: the client's headers `traceparent` and `tracestate`, if valid.
         span: the span of the request; None without tracing.
         tenant: the tenant's name.
         model: the base model's name.
         adapter_version: the adapter version as ``NAME@DIGEST``; None without an adapter.
         replica: the endpoint of the last replica used.
-        batch: the generations of the request, with their meter; None for a request without any.
+        batch: the generations of the request, with their meter; None for a request without
+            generations.
         prompt_tokens: number of input tokens of a request without generations.
-        error: class of the error that was the answer or that ended the answer.
+        error: class of the error with which the request failed, before or during its response.
         late_status: HTTP status of an error after the headers were sent; None without such an
             error.
         path: path of the URL, for requests that may generate.
@@ -80,7 +82,7 @@ class RequestContext:
     def facts(self, method: str, path: str, status: int) -> dict[str, object]:
         """Return the fields of the request's log line. Fields that do not apply are None.
 
-        `status` is the HTTP status at the end, which can differ from the one in the headers.
+        `status` is the HTTP status at the end, which may differ from the status in the headers.
         `prompt_tokens` is the length of the prompt, even if the request failed; the usage log has
         the tokens that are billed. `finish` lists the finish reason of each completed choice.
         `continued` counts failovers to another replica. `ttft_ms` (the time to first token) and
@@ -116,21 +118,19 @@ class RequestContext:
 current: ContextVar[RequestContext | None] = ContextVar("current", default=None)
 """Context of the request that the current task serves. Only the log formatter may read it.
 
-The formatter needs it because libraries log, too, without knowing the request. All other code gets
-the context as an argument.
+The log formatter also formats messages of libraries, which do not know the request. All other code
+gets the context as an argument.
 """
 
 
 def current_id() -> str:
-    """Return the id of the request that the current task serves, "-" if there is none."""
+    """Return the id of the request that the current task serves. Return "-" if there is none."""
     context = current.get()
     return "-" if context is None else context.request_id
 
 
 def parse_trace_parent(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return the headers `traceparent` and `tracestate` of a request, by name, without invalid
-    ones.
-    """
+    """Return the valid headers `traceparent` and `tracestate` of a request, by name."""
     parent = headers.get(b"traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):
         return {}

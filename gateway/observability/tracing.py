@@ -2,8 +2,8 @@
 
 This module needs the packages of the extra `otel`. Import it through
 `service_setup.load_tracer_class`. Attribute names follow the OpenTelemetry semantic conventions for
-HTTP servers, RPC clients and generative AI, with `gateway.*` for the rest. Free text of clients (a
-URL, a prompt, a key, an error's text) is never in an attribute.
+HTTP servers, RPC clients and generative AI. All other attributes begin with `gateway.`. Attributes
+never contain free text of clients, such as a URL, a prompt, a key or an error message.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-"""OpenTelemetry's variable names for the fields of `ClientFiles`, in the order of the fields."""
+"""Ends of OpenTelemetry's variable names for certificate files, in the order of `ClientFiles`."""
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 _INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
 
-# By field of `RequestContext.facts`: the attribute of the span. Times are omitted, because the span
-# has a start and an end.
+# Names of the span's attributes, by field of `RequestContext.facts`. Times are omitted, because a
+# span has its own start and end.
 _ATTRIBUTES = {
     "path": "http.route",
     "error": "error.type",
@@ -58,9 +58,9 @@ _OPERATIONS = {
 
 
 class Tracer:
-    """Factory of spans. They are sent to a collector in the background.
+    """Factory of spans. A background thread sends the spans to a collector.
 
-    OpenTelemetry's standard variables configure the rest: OTEL_SERVICE_NAME,
+    OpenTelemetry's standard environment variables apply: OTEL_SERVICE_NAME,
     OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
     """
 
@@ -85,7 +85,7 @@ class Tracer:
     def begin(self, method: str, scheme: str, parent: Mapping[str, str]) -> RequestSpan:
         """Start the span of an HTTP request.
 
-        It is a child of the client's span if `parent` has its `traceparent`.
+        If `parent` contains a `traceparent`, the new span is a child of the client's span.
         """
         span = self._tracer.start_span(
             method,
@@ -101,7 +101,7 @@ class Tracer:
 
         def send() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # raised if the event loop has already ended
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=send, name="last-spans", daemon=True).start()
@@ -113,11 +113,11 @@ class Tracer:
 
 
 def _load_certificates() -> dict[str, str | None]:
-    """Return the paths of in-memory copies of the certificate files that OpenTelemetry's variables
-    name.
+    """Copy the certificate files that OpenTelemetry's variables name to memory. Return the paths.
 
-    The keys are those of `_FILES`; the path is None if the variable is not set. If the files cannot
-    be used yet, all paths are None: the exporter then reads the variables itself.
+    The result maps each name in `_FILES` to the path of the copy, or to None if the variable is not
+    set. If the files cannot be read yet, all paths are None, and the exporter reads the variables
+    itself.
     """
     given = [
         os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
@@ -147,7 +147,7 @@ class RequestSpan:
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def begin_attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
-        """Start the span of a call to one replica. The default method is that of a generation."""
+        """Start the span of a gRPC call to one replica. The default method generates text."""
         span = self._tracer.start_span(
             method,
             context=set_span_in_context(self._span),
@@ -161,14 +161,14 @@ class RequestSpan:
         return AttemptSpan(span)
 
     def begin_unary_attempt(self, replica: str) -> AttemptSpan:
-        """Start the span of a call to one replica that has a single response."""
+        """Start the span of a unary gRPC call to one replica."""
         return self.begin_attempt(replica, _INFER_ONCE)
 
     def end(self, facts: Mapping[str, object], header_status: int) -> None:
         """End the span.
 
-        `facts` is the result of `RequestContext.facts`, `header_status` the HTTP status in the
-        headers.
+        `facts` is the result of `RequestContext.facts`. `header_status` is the HTTP status that was
+        sent in the headers; the status in `facts` may differ.
         """
         span, path, status = self._span, facts["path"], facts["status"]
         span.update_name(f"{facts['method']} {path}")
@@ -184,15 +184,16 @@ class RequestSpan:
         if isinstance(facts["ttft_ms"], float):
             seconds = facts["ttft_ms"] / 1000
             span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
-        # Set no error for client errors and disconnects (4xx).
+        # Do not set the span's status to error for client errors and disconnects (4xx).
         if isinstance(status, int) and status >= 500:
             span.set_status(StatusCode.ERROR)
         span.end()
 
 
 class AttemptSpan:
-    """The span of a call to one replica. `metadata` has the span's `traceparent`, to be sent with
-    the call.
+    """The span of a gRPC call to one replica.
+
+    `metadata` contains the span's `traceparent`. Send it as metadata of the call.
     """
 
     def __init__(self, span: Span) -> None:
@@ -205,10 +206,10 @@ class AttemptSpan:
         self._span.add_event("first token")
 
     def end(self, error_type: type[BaseException] | None) -> None:
-        """End the span. `error_type` is the class of the exception that ended the call, None for
-        success.
+        """End the span.
 
-        A cancellation, after a client disconnected, does not set the span's status to error.
+        `error_type` is the class of the exception that ended the call; None if the call succeeded.
+        A cancellation (after a client has disconnected) does not set the span's status to error.
         """
         if error_type is not None:
             self._span.set_attribute("error.type", error_type.__name__)

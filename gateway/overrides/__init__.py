@@ -1,3 +1,4 @@
-"""Overrides: weights and drains of replicas that admins set at run time, stored for all workers and
-gateways.
+"""Overrides: weights and drains of replicas that an admin sets at run time.
+
+They are stored on disk or in Redis, and apply to all workers and gateways.
 """

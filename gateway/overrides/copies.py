@@ -1,11 +1,11 @@
-"""Overrides on disk, and in Redis if gateways share one.
+"""Storage of overrides (weights and drains of replicas) on disk and, if configured, in Redis.
 
 ``overrides.json``      on disk, for all processes that share it: an object by endpoint
 ``replica_overrides``   in Redis, a hash: JSON by endpoint, and ``@revision``
 
 With Redis, the file is a copy that is used while Redis is unavailable. Without Redis, the file is
-the only copy. A drained replica remains drained after any restart. If the hash has no
-``@revision``, Redis has lost it or it never existed. This gateway then writes all overrides that it
+the only copy. A drained replica therefore remains drained after any restart. If the hash has no
+``@revision``, the hash is new or Redis has lost it. This gateway then writes all overrides that it
 knows to the hash.
 """
 
@@ -36,10 +36,10 @@ _REDIS_ERROR = "Weights and drains cannot be changed now: Redis: {}. Try again."
 
 
 class OverrideCopies:
-    """The copies of the overrides on disk and in Redis. `current` has the known overrides by
-    endpoint.
+    """Overrides on disk and in Redis. `current` has the last known overrides by endpoint.
 
-    Methods block, raise OverridesUnavailable, and must be called by one thread at a time.
+    The methods block, so call them in a thread, and only in one thread at a time. They raise
+    OverridesUnavailable if the disk or Redis fails.
     """
 
     def __init__(self, folder: Path, url: str | None) -> None:
@@ -55,7 +55,7 @@ class OverrideCopies:
 
     @property
     def is_shared(self) -> bool:
-        """True if the overrides are in Redis, where other processes may change them."""
+        """True if the overrides are stored in Redis, where other processes may change them."""
         return self._primary is not None
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class OverrideCopies:
             self._primary.close()
 
     def refresh(self) -> None:
-        """Load the overrides that other processes or gateways have set into `current`."""
+        """Read the overrides from Redis or, without Redis, from disk. Store them in `current`."""
         if self._primary is None:
             self._read_disk()
             return
@@ -107,8 +107,9 @@ class OverrideCopies:
         self._apply(changed)
 
     def _apply(self, found: Overrides) -> None:
-        """Make overrides from Redis current, and write them to the disk. Errors of the disk are
-        ignored.
+        """Store overrides from Redis in `current`, and write them to disk.
+
+        Errors of the disk are ignored.
         """
         if found == self.current:
             return
@@ -147,13 +148,16 @@ class OverrideCopies:
             self._unread_at = stamp
 
     def _read_stamp(self) -> tuple[int, int]:
-        """Return (inode, mtime in ns) of the file, which change whenever the file is replaced."""
+        """Return (inode, mtime in ns) of the file. They change whenever the file is replaced."""
         status = self._file.stat()
         return status.st_ino, status.st_mtime_ns
 
     @property
     def unreadable(self) -> str:
-        """Error of reading the file; empty if it could be read, or was replaced since."""
+        """Error of the last attempt to read the file.
+
+        Empty if the file could be read, or if it was replaced after the error.
+        """
         with suppress(OSError):
             if self._unread and self._read_stamp() == self._unread_at:
                 return self._unread

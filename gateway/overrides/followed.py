@@ -1,4 +1,4 @@
-"""Access to the overrides from the event loop: polling and changing them.
+"""Access to overrides (weights and drains of replicas) from the event loop.
 
 See decision 010 in docs/decisions.
 """
@@ -25,8 +25,8 @@ _POLL_INTERVAL_S = 0.5
 class LiveOverrides:
     """The current overrides by endpoint.
 
-    Use as an async context manager, and run `follow` within the context. `apply` is called with all
-    overrides whenever they have changed.
+    Use an instance as an async context manager, and run `follow` within the context. Whenever the
+    overrides have changed, `apply` is called with all overrides.
     """
 
     def __init__(self, copies: OverrideCopies, apply: Callable[[Overrides], None]) -> None:
@@ -45,9 +45,9 @@ class LiveOverrides:
         self._copies.close()
 
     async def follow(self, troubles: Troubles) -> None:
-        """Load changes that other processes make, within a second. Run until cancelled.
+        """Poll Redis for changes by other processes, about twice a second. Run until cancelled.
 
-        Without Redis, return at once: such a gateway has only one process.
+        Return at once if there is no Redis: only this process then changes the overrides.
         """
         while self._copies.is_shared:
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -61,18 +61,19 @@ class LiveOverrides:
 
     @property
     def problem(self) -> str:
-        """Reason why the overrides may be out of date; empty if they are up to date."""
+        """Reason why `current` may be out of date; empty if it is up to date."""
         return self._failure
 
     @property
     def disk_problem(self) -> str:
-        """Error of reading the file on disk; see `OverrideCopies.unreadable`."""
+        """Error of the last attempt to read the file; see `OverrideCopies.unreadable`."""
         return self._copies.unreadable
 
     async def put(self, endpoint: str, override: Override | None) -> None:
-        """Set the override of an endpoint; None removes it. Raise OverridesUnavailable.
+        """Set the override of an endpoint; None removes the override.
 
-        The change is in force in this process at once, and in others within a second.
+        The change takes effect in this process at once, and in other processes within a second.
+        Raise OverridesUnavailable if the override cannot be stored.
         """
         await self._run(partial(self._copies.put, endpoint, override))
 

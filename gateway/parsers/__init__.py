@@ -1,1 +1,1 @@
-"""Parsing of a model's text into the parts of a message: reasoning, tool calls, content."""
+"""Parsing of a model's output into reasoning, tool calls and content."""

@@ -1,16 +1,18 @@
-"""Harmony, the form of gpt-oss: each message of an answer has a channel, and may have a recipient.
+"""Parser of harmony, the response format of gpt-oss.
+
+A response consists of messages. Each message has a channel, and may have a recipient:
 
     <|channel|>analysis<|message|>It is about Paris.<|end|><|start|>assistant<|channel|>commentary
      to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
-A message in the channel `analysis` is reasoning. A message with a recipient is a call; the header
-may have the recipient before or after the channel. Other messages are content: those in the channel
-`final`, and those in `commentary` without a recipient, which models write before calls. Several
-messages of reasoning, or of content, are joined by newlines.
+A message in the channel `analysis` is reasoning. A message with a recipient is a tool call; the
+recipient may be before or after the channel. All other messages are content: messages in the
+channel `final`, and messages in `commentary` without a recipient, which models write before tool
+calls. Several reasoning messages are joined by newlines; so are several content messages.
 
-The text up to `<|message|>` is a message's header. It is markup. If an answer is cut within a
-header, the answer ends before that header. If a model forgets `<|message|>`, the valid part of the
-header is markup and the rest is text, so no word of the answer is lost.
+The header of a message is the text up to `<|message|>`. The header is markup. If a response is cut
+within a header, the response ends before that header. If a model forgets `<|message|>`, the valid
+header syntax is markup and the remaining text is content, so no text is lost.
 
 Source: openai/harmony, docs/format.md; the chat template of gpt-oss.
 """
@@ -25,33 +27,34 @@ from gateway.parsers.tools.events import CallArguments, CallStart, Content, Even
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"
 MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _RETURN, _CALL)
-"""Tokens that delimit the parts of a message. The text of a message never contains them."""
+"""Control tokens of the format. The text of a message never contains these tokens."""
 
 TURN = f"{_START}assistant"
-"""The text by which a prompt begins the assistant's turn."""
+"""The text at the end of a prompt that begins the assistant's turn."""
 FINAL = f"{_CHANNEL}final{_MESSAGE}"
-"""The text after `TURN` that begins a message for the user."""
+"""The text after `TURN` that begins a content message."""
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _MAX_MARKER_CHARS = max(map(len, MARKERS))
-# A longer header is taken for text before which the model forgot `<|message|>`: a function's name
-# has at most 128 characters.
+# Maximum length of a header. If a header is longer, the model has forgotten `<|message|>`, and the
+# text is content. (The name of a function has at most 128 characters.)
 _MAX_HEADER_CHARS = 256
 _NAME_OF_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _ROLE_OR_TYPE = re.compile(rf"(?:{re.escape(_START)}|{re.escape(_CONSTRAIN)})\s*\w*")
 _CUT_RECIPIENT = re.compile(r"\bto?$")
 _NAMESPACE = "functions."
-# Recipients that are not functions: a message to one of them is not a call.
+# Recipients that are not functions. A message to such a recipient is not a call.
 _NO_RECIPIENTS = frozenset({"", "all", "assistant", "user"})
 
 _Kind = Literal["content", "reasoning", "call"]
 
 
 def read_open_header(prompt: str) -> str:
-    """Return the part of the answer's first header that ends the prompt; "" if there is none.
+    """Return the beginning of the response's first header, if the prompt ends with it.
 
-    The result ends with `<|message|>` if the prompt contains the complete header.
+    Return "" if the prompt ends without such a header. The result ends with `<|message|>` if the
+    prompt contains the complete header.
     """
     message = prompt[max(prompt.rfind(_START), 0) :]
     if not message.startswith(_START) or any(end in message for end in (_END, _RETURN, _CALL)):
@@ -61,30 +64,31 @@ def read_open_header(prompt: str) -> str:
 
 
 class HarmonyParser:
-    """Parser of one choice's text, which may be cut anywhere.
+    """Incremental parser of one choice's text. The text may arrive in chunks of any length.
 
-    The interface is that of a `ToolParser`, but reasoning is reported, too. For speed, text is
-    processed in pieces and not by character: every chat with such a model is parsed.
+    The interface is that of a `ToolParser`, with reasoning as additional events. Text is processed
+    in chunks, not by character, because every response of such a model is parsed.
     """
 
     def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
         """Start parsing.
 
-        `open_header` is the part of the first message's header that is in the prompt. `calls` is
-        False if no tools were offered. A call is then content, or reasoning if its channel is
-        `analysis`.
+        Args:
+            open_header: the beginning of the first message's header, from the end of the prompt.
+            calls: False if the request offers no tools. A tool call is then reported as content, or
+                as reasoning if its channel is `analysis`.
         """
         self.calls = 0
         self._offered = calls
         self._events: list[Event | Reasoning] = []
         self._held = ""  # text that may be the beginning of a marker
-        # The header so far; None within a message's text. `_bare` is True while the header has no
-        # marker, so it may turn out to be text.
+        # The header so far; None within a message's text. While the header contains no marker,
+        # `_bare` is True: the text may be content without a header.
         self._header: str | None = ""
         self._bare = True
         self._kind: _Kind = "content"
         self._name = ""  # name of the called function
-        self._silent = True  # the message has no text yet
+        self._silent = True  # True until the message has text
         self._spoken: set[_Kind] = set()
         if _CHANNEL in open_header or open_header.endswith(_MESSAGE):
             self._header, self._bare = open_header.removesuffix(_MESSAGE), False
@@ -92,7 +96,7 @@ class HarmonyParser:
                 self._open()
 
     def parse(self, text: str) -> list[Event | Reasoning]:
-        """Parse generated text; return the events that are certain by now."""
+        """Parse the next chunk of text. Return the events that further text cannot change."""
         text = self._held + text
         start = 0
         for found in _MARKER.finditer(text):
@@ -107,12 +111,12 @@ class HarmonyParser:
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
-        """End the text; return the events of text that was held back. A cut call is not completed.
+        """End the text. Return the events of held-back text. An incomplete call stays incomplete.
 
-        `cut` has no effect here: a header is never content, however the text ended.
+        `cut` has no effect here, because an incomplete header is never content.
         """
         if self._header is None:
-            # In a call, drop the held text: it is more likely a cut `<|call|>` than arguments.
+            # In a call, drop the held text: it is probably the beginning of `<|call|>`.
             if self._kind != "call":
                 self._write(self._held)
         elif self._bare:
@@ -142,7 +146,7 @@ class HarmonyParser:
                 self._header, self._bare = marker, False
 
     def _read(self, text: str) -> None:
-        """Process text between markers."""
+        """Process text between two markers: a part of a header or of a message's text."""
         if self._header is None:
             self._write(text)
             return
@@ -154,7 +158,7 @@ class HarmonyParser:
             self._write(text[free_chars:])
 
     def _open(self) -> str:
-        """Begin the message of the current header; return the part of the header that is text."""
+        """Begin the message of the current header. Return text that is not header syntax."""
         header, self._header = self._header or "", None
         channel, recipient = _NAME_OF_CHANNEL.search(header), _RECIPIENT.search(header)
         name = recipient[1].removeprefix(_NAMESPACE) if recipient else ""
@@ -167,7 +171,7 @@ class HarmonyParser:
         return header.lstrip()
 
     def _miss_message(self) -> None:
-        """End a header without `<|message|>`; its part that is not header syntax is text."""
+        """End a header without `<|message|>`. Text that is not header syntax becomes content."""
         if self._bare:
             text, self._header = self._header or "", ""
             self._open()
@@ -188,7 +192,8 @@ class HarmonyParser:
             return
         if self._kind == "call":
             if self._silent:
-                # Report the call only with its first arguments, so a call always has arguments.
+                # Report the start of a call together with its first arguments, so that no call is
+                # reported without arguments.
                 self._events.append(CallStart(self.calls, self._name))
                 self.calls += 1
             self._events.append(CallArguments(self.calls - 1, text))

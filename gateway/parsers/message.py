@@ -1,4 +1,4 @@
-"""Parsing of a chat choice's text into the parts of a message: reasoning, content, tool calls."""
+"""Parsing of one choice's text into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ MessageEvent = Event | CallEnd | Reasoning
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The form in which the choices of one request are written.
+    """Format of the responses to one request.
 
     Attributes:
-        tools: the form in which the model writes calls; None if no tools were offered.
+        tools: the format in which the model writes tool calls; None if the request offers no tools.
         functions: the offered functions. Unused with `guided`.
         custom: the names of custom tools, whose arguments may be plain text.
-        guided: the form of guided JSON, if the complete text is such JSON; otherwise None.
-        parallel: True to report all calls; False to report only the first.
+        guided: the format of the JSON, if guided decoding makes the complete text JSON; otherwise
+            None.
+        parallel: True to report all tool calls; False to report only the first call.
         reasoning: the model's reasoning tags; None for harmony, or without reasoning.
         reasoning_open: True if the prompt ends within the reasoning.
         channel: for harmony, the open header at the end of the prompt (see
-            `harmony.read_open_header`); None for other models. The text is parsed for channels even
-            if no tools were offered.
+            `harmony.read_open_header`); None for other models. Harmony is parsed even if the
+            request offers no tools.
     """
 
     tools: Form | None = None
@@ -52,7 +53,7 @@ class MessageForm:
     channel: str | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """Return the tokens that detokenizing must show, even if they are special tokens."""
+        """Return the markup tokens that the detokenizer must output even if they are special."""
         if self.channel is not None:
             return MARKERS
         tags = tuple(self.reasoning or ())
@@ -60,12 +61,12 @@ class MessageForm:
 
     @property
     def has_reasoning(self) -> bool:
-        """Return True if the text may contain reasoning, between tags or in a harmony channel."""
+        """True if the text may contain reasoning, between tags or in a harmony channel."""
         return self.reasoning is not None or (self.channel is not None and self.guided is None)
 
     @property
     def max_calls(self) -> int | None:
-        """Return the maximum number of reported calls; None if there is no limit."""
+        """Maximum number of tool calls to report; None without a limit."""
         if not self.parallel:
             return 1
         return None if self.guided is None else MAX_CALLS
@@ -79,7 +80,7 @@ class MessageForm:
 
 
 class MessageReader:
-    """Parser of one choice's text into the parts of a message; the text may be cut anywhere."""
+    """Incremental parser of one choice's text. The text may arrive in chunks of any length."""
 
     def __init__(self, form: MessageForm) -> None:
         self._form = form
@@ -88,19 +89,20 @@ class MessageReader:
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
         self._max_calls = form.max_calls
-        # The current call, and the pieces of its arguments that were reported.
+        # The current tool call, and its arguments reported so far.
         self._call: CallStart | None = None
         self._arguments: list[str] = []
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True once a guided answer has started a call over the maximum number of calls."""
+        """True after a guided response has started more calls than `max_calls`."""
 
     @property
     def ends_with_call(self) -> bool:
-        """Return True if the last call is complete and ends the turn; valid after `finish`.
+        """True if the finish reason is "tool_calls": the last tool call is complete.
 
-        A call of a function that the request named does not end the turn, as at OpenAI.
+        Valid after `finish`. False if the request's `tool_choice` named the function, as in the
+        OpenAI API.
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
@@ -112,8 +114,8 @@ class MessageReader:
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
         """End the text, and return the events of text that was held back.
 
-        `cut` is True if a limit or a stop string ended the text, and not the model. `read` must not
-        be called afterwards.
+        `cut` is True if a limit or a stop string ended the text, False if the model ended it. Do
+        not call `read` afterwards.
         """
         events = self._parse(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
@@ -133,8 +135,7 @@ class MessageReader:
         return events
 
     def _report(self, events: Sequence[Event | Reasoning]) -> list[MessageEvent]:
-        """Return the parser's events, with call ids, repaired arguments and the ends of calls
-        added."""
+        """Return the parser's events with call ids, repaired arguments and ends of calls."""
         reported: list[MessageEvent] = []
         for event in events:
             if isinstance(event, Content | Reasoning):
@@ -153,10 +154,7 @@ class MessageReader:
         return reported
 
     def _end_call(self, events: list[MessageEvent], *, cut: bool = False) -> None:
-        """Append the end of the current call to `events`.
-
-        Arguments that the repair has held back are appended before it.
-        """
+        """Append held-back arguments and the end of the current call to `events`."""
         call = self._call
         if call is None:
             return

@@ -1,7 +1,7 @@
-"""Separation of a model's reasoning, `<think>...</think>`, from its answer, while it is generated.
+"""Streaming separation of reasoning (`<think>...</think>`) from content.
 
-Only a block at the beginning of the output is reasoning. Whitespace before the opening tag is
-dropped. Whitespace on both sides of the closing tag is unchanged, as in vLLM's parsers
+Only text at the beginning of the output can be reasoning. Whitespace before the opening tag is
+dropped. Whitespace before and after the closing tag is unchanged, as in vLLM's parsers
 `deepseek_r1` and `qwen3`.
 """
 
@@ -15,7 +15,7 @@ from gateway.parsers.tools.events import Content, Reasoning
 
 
 class Tags(NamedTuple):
-    """The tags around the reasoning. Detokenizing must show tags that are special tokens."""
+    """The tags around the reasoning. The detokenizer must output them even if they are special."""
 
     opening: str
     closing: str
@@ -46,11 +46,11 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
         "minimax_m2": THINK,
         "nemotron_v3": THINK,
         "qwen3": THINK,
-        # Granite 3.2: plain words.
+        # Granite 3.2 uses plain words as tags.
         "granite": Tags("Here is my thought process:", "Here is my response:"),
         # Kimi-VL-Thinking.
         "kimi": Tags("\u25c1think\u25b7", "\u25c1/think\u25b7"),
-        # Magistral, Ministral: special tokens.
+        # The tags of Magistral and Ministral are special tokens.
         "mistral": Tags("[THINK]", "[/THINK]"),
         "seed_oss": Tags("<seed:think>", "</seed:think>"),
     }
@@ -58,7 +58,7 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
 
 
 def guess(chat_template: str) -> Tags | None:
-    """Return the reasoning tags that a chat template contains; None if it contains none."""
+    """Return the reasoning tags in a chat template. Return None if it contains no known tags."""
     return next((tags for tags in TAGS.values() if tags.closing in chat_template), None)
 
 
@@ -78,14 +78,14 @@ class ReasoningSplitter:
         self._tags = tags
         self._starts_open = starts_open
         self.state: Literal["start", "reasoning", "content"] = "start"
-        """The part of the message that the text has reached; `start` while that is undecided."""
+        """Section that the text has reached; "start" until it is known if there is reasoning."""
         self._held = ""
-        # Whitespace at the beginning. A list, since joining would be slow if a model writes only
-        # whitespace for long.
+        # Whitespace at the beginning. This is a list because joining strings at each call would be
+        # slow if a model writes much whitespace first.
         self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
-        """Parse generated text, cut anywhere; return the events that are certain by now."""
+        """Parse the next chunk of text. Return the events that further text cannot change."""
         text, self._held = self._held + text, ""
         if self.state == "start":
             text = self._start(text)
@@ -99,7 +99,7 @@ class ReasoningSplitter:
         return events
 
     def finish(self) -> list[Reasoning | Content]:
-        """End the text; return the text that was held back as an event."""
+        """End the text. Return an event for the text that was held back, if there is any."""
         held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []
@@ -107,9 +107,9 @@ class ReasoningSplitter:
         return [Reasoning(held) if thinking else Content(held)]
 
     def _start(self, text: str) -> str:
-        """Decide if the output begins with reasoning; return the text without an opening tag.
+        """Decide if the output begins with reasoning. Return the text without an opening tag.
 
-        While that is undecided, hold all text back and return "".
+        While more text is needed for this decision, hold all text back and return "".
         """
         opening = self._tags.opening
         stripped = text.lstrip()
@@ -124,8 +124,7 @@ class ReasoningSplitter:
         return stripped.removeprefix(opening) if opened else blank + stripped
 
     def _thought(self, text: str) -> tuple[str, str]:
-        """Return the reasoning at the beginning of the text, and the content after the closing
-        tag."""
+        """Return the reasoning before the closing tag, and the content after the closing tag."""
         closing = self._tags.closing
         thought, found, content = text.partition(closing)
         if found:

@@ -1,1 +1,1 @@
-"""The path from a parsed request to the deltas of its answer."""
+"""Stages between a parsed request and its answer: preparation, scheduling and generation."""

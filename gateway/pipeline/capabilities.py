@@ -1,6 +1,6 @@
 """Refusal of request parameters that the served model does not support.
 
-Errors name the parameters as the client does.
+The errors use the parameter names of the client's API.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True, slots=True)
 class _InputRequirement:
-    """A parameter that, if `is_requested` returns True, needs the model input `logical`."""
+    """A request parameter that is supported only if the model has the input `logical`.
+
+    `is_requested` returns a true value if the request uses the parameter.
+    """
 
     param: str
     logical: LogicalInput
@@ -25,7 +28,11 @@ class _InputRequirement:
 
 @dataclass(frozen=True, slots=True)
 class _TokenModeOnly:
-    """A parameter that is not supported by models that take and return text, with the `reason`."""
+    """A request parameter that models which take and return text do not support.
+
+    `is_requested` returns a true value if the request uses the parameter. `reason` is part of the
+    error message.
+    """
 
     param: str
     is_requested: Callable[[Options, TextModel], object]

@@ -1,7 +1,7 @@
-"""Execution of a sampled choice: from the engine request to the deltas of the answer.
+"""Execution of one choice of a request: from the engine request to the deltas of the answer.
 
-The work for every token is in `Choice._emit`, which is called where the engine's bytes are
-received.
+`Choice._emit` does the work for every token. The function that receives the engine's bytes calls it
+directly.
 
 See decision 015 in docs/decisions.
 """
@@ -41,15 +41,15 @@ T = TypeVar("T")
 
 # Interval at which a stream on a draining replica searches for another replica.
 _DRAIN_RETRY_INTERVAL_S = 1.0
-# Rate at which tokens are charged for a single response that was aborted before it arrived, up to
-# its token limit: about the rate of one request.
+# Assumed speed of an engine for one request, in tokens per second. An aborted non-streaming answer
+# does not report its tokens, so they are estimated from the time that the engine worked on it.
 _ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """Execution of the generation `index` of a batch, which gives the deltas to `sink`.
+    """Execution of generation number `index` of a batch.
 
-    The last delta has the finish reason.
+    The deltas of the answer go to `sink`. The last delta has the finish reason.
     """
 
     __slots__ = (
@@ -85,8 +85,8 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # Time until which the stream remains on a draining replica, after no other replica could
-        # take it. Otherwise each token would cause a search for another replica.
+        # Time at which the stream on a draining replica searches for another replica again, after
+        # a search found none. Without this pause, each token would cause a search.
         self._stay_until = 0.0
         self._left_replica: Replica | None = None
         self._answers_once = False
@@ -94,7 +94,7 @@ class Choice:
     async def run(self) -> None:
         """Generate the choice to its end.
 
-        Raises TimeoutError at the batch's deadline, and the engine's errors.
+        Raises TimeoutError at the batch's deadline, and GatewayError if the engine fails.
         """
         batch, index, metrics = self._batch, self._index, self._service.metrics
         metrics.in_flight.inc()
@@ -115,8 +115,8 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # End normally if the answer is complete: the replica failed between the last token
-                # and the final flag, or after the choice was cut short.
+                # End without an error if the answer is complete. The replica then failed between
+                # the last token and the final flag, or after the choice was cut short.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -129,12 +129,15 @@ class Choice:
             self._model_metrics.duration.observe(time.perf_counter() - self._started)
 
     async def _ask(self, lease: ReplicaLease) -> None:
-        """Generate the answer, or the rest of it, on the leased replica. Called by `attempt`."""
+        """Generate the answer on the leased replica. A resumed answer continues after its tokens.
+
+        `attempt` calls this method with each lease.
+        """
         batch, service = self._batch, self._service
         if self._last.finish is not None:
-            return  # the choice was cut short while it moved to this replica
+            return  # the choice was cut short while it migrated to this replica
         self._replica = lease.replica
-        # If this is the replica that the stream has left, stay here: the others have failed.
+        # If the stream is back on the replica that it left, stay: all other replicas have failed.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -165,8 +168,8 @@ class Choice:
             try:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
-                # Count the responses that were not read yet, each of one token: the engine has
-                # generated them, as it does not wait for a slow client.
+                # Count one token for each response that was not read yet. The engine has generated
+                # these tokens, because it does not wait for a slow client.
                 batch.meter.unreported_tokens += self._continuation.tokens_not_delivered(
                     tokens.unread
                 )
@@ -175,7 +178,8 @@ class Choice:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
-    # These callbacks are methods and not partials: each open stream would hold three partials.
+    # The callbacks below are methods, to save memory: with `partial`, each open stream would hold
+    # three more objects.
 
     def _on_sent(self) -> None:
         self._batch.record_sent(self._index)
@@ -187,7 +191,7 @@ class Choice:
         return await self._service.logits.run(self._batch.caller.tenant, 0, work)
 
     async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
-        """Process the deltas after the first one."""
+        """Read and emit all deltas after the first delta, until the answer ends."""
         while self._last.finish is None:
             if self._continuation.has_diverged:
                 raise AnswerLost("Another replica would have said something else; try again.")
@@ -200,14 +204,14 @@ class Choice:
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
-        """Process one delta of the engine and give the result to the sink.
+        """Convert one delta of the engine to text and give it to the sink.
 
-        This is called for every token, where the token's bytes are received. Returns False if the
-        caller must not pass on further deltas for now.
+        The receiver of the engine's bytes calls this method for every token. Return False if the
+        receiver must pause before the next delta.
         """
         last = self._last
         if last.finish is not None:
-            return False  # the delta arrived together with the end of a stop string
+            return False  # the answer has ended at a stop string, so drop this delta
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
             # a single response does not show when the first token was generated
@@ -233,9 +237,9 @@ class Choice:
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
-        """Process a delta like `_emit`, but without the part that the client already received.
+        """Emit the tokens of a delta that the client has not received yet; see `_emit`.
 
-        Used for an answer that is regenerated on another replica.
+        Used for an answer that another replica regenerates from its start.
         """
         new = self._continuation.strip_delivered(tokens)
         if new is not None:
@@ -244,13 +248,13 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens so far; see `RunningChoice`."""
+        """Number of tokens so far; see `RunningChoice`."""
         return self._last.tokens
 
     def cut_short(self) -> None:
         """End the choice now; see `RunningChoice`.
 
-        Tokens that arrive later are dropped, and the first of them ends the stream.
+        Tokens that arrive later are dropped. The first of these tokens ends the engine's stream.
         """
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
@@ -260,7 +264,7 @@ class Choice:
     def _leave_if_possible(self) -> None:
         """Raise ReplicaLeft if another replica can resume the answer."""
         rest = self._remaining(failed=False)
-        # Leave only for a replica that is known to work, since the current one still works.
+        # Migrate only to a replica with a closed circuit breaker, because this replica still works.
         if rest and self._service.replicas.has_other([self._replica], rest, works=True):
             self._left_replica = self._replica
             raise ReplicaLeft
@@ -280,30 +284,31 @@ class Choice:
         return rest
 
     def _remaining(self, *, failed: bool) -> Generation | None:
-        # Return None for an answer that arrives as text: without token ids it cannot be resumed.
+        # Return None if the engine sends text instead of token ids: such an answer cannot be
+        # resumed.
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
         return self._continuation.remaining(failed=failed)
 
 
 async def drain_last_delta(sink: Sink, batch: Batch) -> None:
-    """Wait until the sink has taken the last delta, at most until the deadline.
+    """Wait until the sink has sent the last delta, at most until the deadline.
 
-    The deadline raises no error, because the answer is complete.
+    A timeout raises no error, because the answer is already complete.
     """
     with contextlib.suppress(TimeoutError):
         await sink.drain(batch.deadline)
 
 
 def make_offload(service: Service, batch: Batch) -> Offload:
-    """Return a function that runs work on logits in the thread for logits, queued by tenant."""
+    """Return a function that runs a callback in the thread for logits, with a queue per tenant."""
     return partial(service.logits.run, batch.caller.tenant, 0)
 
 
 def make_on_abandon(
     service: Service, request: RequestContext, batch: Batch
 ) -> Callable[[StopReason], EarlyStop]:
-    """Return the callback by which an engine reports that it abandons a generation early."""
+    """Return the callback that the engine client calls when it stops a generation early."""
     return partial(_begin_stopping, service, request, batch)
 
 
@@ -319,13 +324,13 @@ def _begin_stopping(
 
 
 def model_name(service: Service, generation: Generation) -> str:
-    """Return the metrics label of the model that answers: the adapter, or the base model."""
+    """Return the metrics label of the model: the adapter's name, or else the base model's name."""
     lora = generation.params.lora
     return lora.name if lora else service.settings.model_name
 
 
 def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
-    """Record the first token of a generation and the fingerprint of the model that made it."""
+    """Record the first token of a generation, and the fingerprint of the model that answers."""
     lease.record_first_token()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
@@ -341,9 +346,10 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
 async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """Return the first delta, which has the echoed prompt; None without echo.
+    """Return the delta with the echoed prompt. Return None if the request has no `echo`.
 
-    If `max_tokens` is 0, the delta is also the last one and has a finish reason.
+    If `max_tokens` is 0, return a delta in any case. It is then the only delta of the answer and
+    has a finish reason.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -363,10 +369,11 @@ async def _build_prompt_delta(
 async def _load_prompt_logprobs(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TokenLogprob]:
-    """Return the log probabilities of the prompt's tokens, from a separate run over the prompt.
+    """Return the log probabilities of the prompt's tokens, from a separate engine request.
 
-    All choices of the prompt share the result, since the logits are half a megabyte per token. The
-    run has the parameters of the first choice, which may ask for more alternatives than others.
+    All choices of a prompt share one such request, because the logits take half a megabyte per
+    token. The request uses the parameters of the first choice, which asks for the most
+    alternatives.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

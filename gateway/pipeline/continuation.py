@@ -1,13 +1,13 @@
-"""Continuation of an answer on another replica after its replica failed or was left.
+"""Continuation of an answer on another replica, after the first replica failed or was drained.
 
-The other replica gets the prompt and all tokens that the client has received, and generates the
-rest. A greedy answer is then the same as without the failure. A sampled answer continues with
-another seed, because the random state is lost with the engine. Such an answer is marked as
+The other replica gets the prompt and all tokens of the answer so far, and generates the remaining
+tokens. A greedy answer is then the same as without the failure. A sampled answer continues with
+another seed, because the random state of the first engine is lost. Such an answer is marked as
 `continued`.
 
-An engine starts a guide at its beginning. So a guided answer is regenerated from the start, with
-the same seed. Once all tokens that the client has are regenerated, the guide is in the same state
-as before.
+With guided decoding (a "guide" is a JSON schema, regular expression or grammar), the engine expects
+an answer to start at the start of the guide. So a guided answer is regenerated from its first
+token, with the same seed. Tokens that the client has received already are not sent again.
 
 See decision 066 in docs/decisions.
 """
@@ -26,16 +26,16 @@ from gateway.scheduling.kinds import ModelVariant
 
 
 class Continuation:
-    """The tokens of one generation so far, and the request for the rest of it.
+    """The tokens of one generation so far, and the request for its remaining tokens.
 
-    Only answers that arrive as token ids can be resumed: the ids behind a text are unknown. Beam
-    searches cannot be resumed either, since they have no result before their end.
+    An answer can be resumed only if the engine sends token ids; the ids of a received text are
+    unknown. Beam searches cannot be resumed, because they have no result before their end.
     """
 
     def __init__(self, generation: Generation, failures: int) -> None:
         """Allow the answer to be resumed after at most `failures` failures of replicas.
 
-        With 0, the answer cannot leave a draining replica either.
+        With 0, the answer cannot migrate from a draining replica either.
         """
         self._original = generation
         self._failures_left = self._failures_allowed = failures
@@ -43,23 +43,24 @@ class Continuation:
         self.regenerates = generation.params.guide is not None
         """True if the answer is regenerated from its beginning on the other replica."""
         self.current: Generation | None = None
-        """The generation that another replica executes now; None before the first resumption."""
+        """The engine request of the last resumption; None before the first resumption."""
         self.ids = array("i")
-        """Token ids received so far. `Choice` appends the new ones."""
+        """Token ids received so far. `Choice` appends new ids."""
         self._regenerated = 0
         self.has_diverged = False
-        """True once the regenerated answer differs from what the client has received."""
+        """True if the regenerated answer differs from the tokens that the client has received."""
 
     @property
     def is_resampled(self) -> bool:
-        """Return True if a part of the answer was sampled with another seed."""
+        """True if some tokens of the answer were sampled with another seed."""
         return bool(self._resumptions) and not self.regenerates and not self._original.params.greedy
 
     def resume(self, rest: Generation, *, failed: bool) -> int:
-        """Record that the answer is resumed as `rest`, the result of `remaining`.
+        """Record that the answer is resumed with the engine request `rest`, from `remaining`.
 
-        `failed` is True if the replica failed, and False if it was left. Returns the number of
-        tokens that the other replica has to process before the first new token.
+        `failed` is True if the old replica failed, and False if the answer migrates from a draining
+        replica. Return the number of tokens that the new replica has to process before the first
+        new token.
         """
         self.current = rest
         self._resumptions += 1
@@ -68,10 +69,10 @@ class Continuation:
         return len(self._original.prompt_ids) + len(self.ids)
 
     def strip_delivered(self, delta: TokenDelta) -> TokenDelta | None:
-        """Return the part of a delta that the client has not received; None if there is none.
+        """Return a delta of a regenerated answer without the tokens that the client has received.
 
-        Used for an answer that is regenerated. Sets `has_diverged` if the delta differs from the
-        tokens that the client has received.
+        Return None if no token is left. Set `has_diverged` and return None if the delta differs
+        from the tokens that the client has received.
         """
         known = self.ids[self._regenerated : self._regenerated + len(delta.ids)]
         count = len(known)
@@ -84,24 +85,24 @@ class Continuation:
         return replace(delta, ids=delta.ids[count:], logprobs=logprobs)
 
     def tokens_not_delivered(self, tokens: int) -> int:
-        """Return the number of the engine's next `tokens` tokens that are new to the client."""
+        """Return how many of the engine's next `tokens` tokens the client has not received."""
         if self.current is None or not self.regenerates:
             return tokens
         return max(self._regenerated + tokens - len(self.ids), 0)
 
     def remaining(self, *, failed: bool) -> Generation | None:
-        """Return the rest of the answer as a new generation; None if the answer cannot be resumed.
+        """Return an engine request for the remaining tokens. Return None if this is not possible.
 
-        The new generation has another id, since the old engine may still run the old request. After
-        a bounded number of failures, nothing is sent again: the request itself may be what makes
-        engines fail.
+        The request gets a new id, because the old engine may still run the request with the old id.
+        `failed` is True if the replica failed. Return None after the maximum number of failures,
+        because the request itself may be the cause.
         """
         whole = self._original
         if self._failures_left < failed or not self._failures_allowed or whole.beams:
             return None
         if self.regenerates and not failed:
-            # Stay on the current replica, which still works: a guided answer may diverge on another
-            # one.
+            # Stay on the draining replica, which still works: on another replica, the regenerated
+            # answer may differ from the tokens that the client has received.
             return None
         ids = array("i") if self.regenerates else self.ids
         length = len(whole.prompt_ids) + len(ids)
@@ -111,7 +112,8 @@ class Continuation:
             return None
         times = self._resumptions + 1
         min_tokens = max(whole.params.min_tokens - len(ids), 0)
-        # Without `usage`: the new replica's cache hits are not the client's cached_tokens.
+        # Do not ask for `usage`: cache hits on the new replica must not be reported as the client's
+        # cached_tokens.
         params = replace(whole.params, min_tokens=min_tokens, usage=False)
         return replace(
             whole,
@@ -130,6 +132,6 @@ def _fits(kind: object, length: int) -> bool:
 
 
 def _derive_seed(seed: int, times: int) -> int:
-    """Return the seed for resumption number `times`: reproducible, and unlikely to be in use."""
+    """Return the seed for resumption number `times`. The same arguments give the same seed."""
     digest = blake2b(b"%d %d" % (seed, times), digest_size=8).digest()
     return int.from_bytes(digest, "big") & MAX_SEED

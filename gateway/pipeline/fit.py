@@ -1,4 +1,8 @@
-"""Preparation of one prompt for several model variants, each with its limits and prompt form."""
+"""Preparation of one prompt for several model variants.
+
+A model variant is a group of replicas with equal capabilities. Variants may have different length
+limits. Some take token ids, and others take text.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,8 @@ class FittedPrompt:
     Attributes:
         ids: the token ids (int32).
         max_tokens: the maximum number of tokens to generate for each choice.
-        echo: the text of the prompt if the answer must begin with it; otherwise None.
-        forms: by each variant that can take the prompt, the text to send; None to send `ids`.
+        echo: the text of the prompt if the answer must begin with the prompt; otherwise None.
+        forms: for each variant that can take the prompt, the text to send; None to send `ids`.
     """
 
     ids: array[int]
@@ -57,14 +61,14 @@ class _VariantFit:
 async def fit(
     service: Service, kinds: Sequence[ModelVariant], prompt: Prompt, options: Options, *, chat: bool
 ) -> FittedPrompt:
-    """Return the prompt for all variants in `kinds` that can take it with the same token ids.
+    """Tokenize the prompt, and select the variants in `kinds` that can take it.
 
-    If variants would make different ids of the prompt, those of a variant that takes ids are
-    chosen, since such a variant loses nothing of the prompt. If the client limits the length of the
-    answer, only variants with enough free tokens remain: as many as the limit, or as the best ready
-    variant has.
+    All selected variants must get the same token ids from the prompt. If the ids differ, the ids of
+    a variant that takes token ids are preferred, because such a variant gets the exact prompt. If
+    the client sets `max_tokens`, variants with less space for the answer are dropped. If no ready
+    variant has so much space, the space of the best ready variant is required instead.
 
-    Raises the first variant's error if all variants refuse the prompt.
+    Raise the error of the first variant if all variants refuse the prompt.
     """
     encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
     if len(kinds) > 1:
@@ -110,15 +114,18 @@ def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
 
 @lru_cache(maxsize=64)
 def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
-    """Return the forms if no variant takes text.
+    """Return `FittedPrompt.forms` for variants of which none takes text.
 
-    All requests share one mapping: a mapping for each would take 200 bytes per open stream.
+    Requests with the same variants share one mapping, which saves 200 bytes per open stream.
     """
     return dict.fromkeys(kinds)
 
 
 def _sort_by_preference(kinds: Sequence[ModelVariant]) -> Sequence[ModelVariant]:
-    """Return the variants that take ids first, then those that take the longest prompts."""
+    """Return the variants sorted: variants that take token ids first, then by prompt limit.
+
+    A longer limit comes before a shorter one.
+    """
     if len(kinds) == 1:
         return kinds
     return sorted(
@@ -128,7 +135,7 @@ def _sort_by_preference(kinds: Sequence[ModelVariant]) -> Sequence[ModelVariant]
 
 
 def _memoize_encode(encode: Encode) -> Encode:
-    """Return a version of `encode` that caches ids, since most variants need the same text."""
+    """Return a version of `encode` with a cache, because most variants encode the same text."""
     known: dict[tuple[str | GuardedText, bool], array[int]] = {}
 
     async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> array[int]:
@@ -166,8 +173,8 @@ async def _fit(
             given = service.prompts.truncate_text(prompt, truncate, options.truncation_side)
     else:
         truncated = prompt if truncate is None else _truncate(prompt, truncate, options)
-        # Check the length first: finding the text of the ids takes a second of the event loop for a
-        # million ids.
+        # Check the length before any other work: decoding a million ids would block the event loop
+        # for a second.
         _check_length(capabilities, truncated, chat=chat)
         read = partial(_read_ids, service, truncated, _param(chat=chat))
         given = await service.prompts.threads.run(options.caller.tenant, len(truncated), read)
@@ -195,10 +202,11 @@ async def _as_text(
     *,
     chat: bool,
 ) -> tuple[str, array[int]]:
-    """Return the text to send for a prompt, and the ids that the model makes of that text.
+    """Return the text to send for a prompt, and the token ids that the model makes of this text.
 
-    Raises UnsupportedParameter if no text is known for the prompt's ids, and for a GuardedText:
-    the model would encode parts of the client's text as control tokens.
+    Raise UnsupportedParameter if the prompt consists of ids and no text is known for them. Also
+    raise UnsupportedParameter for a GuardedText, which is a chat in which the client has written
+    control tokens as text: the model would take them for real control tokens.
     """
     if isinstance(prompt, array):
         tenant = options.caller.tenant
@@ -226,13 +234,13 @@ async def _prompt_ids(
     *,
     chat: bool,
 ) -> array[int]:
-    """Return the token ids of a prompt, truncated as `options` say.
+    """Return the token ids of a prompt, truncated as the options require.
 
-    Raises InvalidRequest if no ids are left.
+    Raise InvalidRequest if no ids are left.
     """
     ids = prompt
     if not isinstance(ids, array):
-        # Add no special tokens to a chat: the chat template has written them.
+        # Add no special tokens to a chat: the chat template has added them.
         ids = await encode(ids, add_special_tokens=not chat)
     if options.truncate_prompt is not None:
         ids = _truncate(ids, options.truncate_prompt, options)
@@ -243,7 +251,7 @@ async def _prompt_ids(
 
 
 def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return the maximum number of prompt tokens that leaves space for the answer; at least 1."""
+    """Return how many prompt tokens leave space for `max_tokens` tokens of answer; at least 1."""
     available = capabilities.max_seq_len - (options.max_tokens or 1)
     return max(1, min(longest_prompt(capabilities), available))
 
@@ -253,9 +261,9 @@ def _truncate(ids: Ids, most: int, options: Options) -> Ids:
 
 
 def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
-    """Return the ids as an array, which takes 40 ns per id.
+    """Return the ids as an int32 array. Takes 40 ns per id.
 
-    Raises InvalidRequest for ids outside the vocabulary.
+    Raise InvalidRequest for ids outside the vocabulary.
     """
     if max(ids, default=0) >= service.prompts.vocab_size:
         allowed = service.prompts.vocab_size - 1
@@ -264,7 +272,7 @@ def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
 
 
 def longest_prompt(capabilities: ModelCapabilities) -> int:
-    """Return the maximum prompt length in tokens, which leaves one token for the answer."""
+    """Return the maximum prompt length in tokens. It leaves one token for the answer."""
     limit = capabilities.max_seq_len - 1
     if capabilities.max_input_len is not None:
         limit = min(limit, capabilities.max_input_len)
@@ -272,22 +280,26 @@ def longest_prompt(capabilities: ModelCapabilities) -> int:
 
 
 def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
-    """Raise ContextLengthExceeded for a text so long that it must have too many tokens."""
+    """Raise ContextLengthExceeded if the text has too many characters to fit into the limit.
+
+    This check is cheap because it does not tokenize the text.
+    """
     if prompts.exceeds(text, longest_prompt(capabilities)):
         raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
 
 
 def _check_length(capabilities: ModelCapabilities, ids: Sequence[int], *, chat: bool) -> None:
-    """Raise ContextLengthExceeded if no token is left for the answer."""
+    """Raise ContextLengthExceeded if the prompt is longer than `longest_prompt` allows."""
     if len(ids) > longest_prompt(capabilities):
         raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
 
 
 def prompt_logprobs(options: Options, choice: int) -> int | None:
-    """Return the number of alternatives to request for each token of the prompt, for one choice.
+    """Return how many alternatives to request for each prompt token, for one choice of the prompt.
 
-    Return None if the choice needs no log probabilities of the prompt. With `echo`, each choice
-    needs them; `prompt_logprobs` is reported once, so only the first choice needs them.
+    Return None if the choice needs no log probabilities of the prompt. With `echo` and `logprobs`,
+    every choice needs them. With `prompt_logprobs`, only the first choice needs them, because they
+    are reported once.
     """
     found = []
     if options.echo and options.params.logprobs is not None:

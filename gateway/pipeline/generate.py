@@ -1,4 +1,4 @@
-"""Execution of prepared generations, from admission to the deltas of their answer."""
+"""Execution of a prepared batch: admission to the engine queue, then generation of all choices."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ async def generate(
     *,
     on_slot: Callable[[], None] = lambda: None,
 ) -> None:
-    """Generate all choices and give their deltas to `sink`; the first error ends all choices.
+    """Generate all choices of a batch, and give their deltas to `sink`.
 
-    A choice starts when it has a slot. The choices of a request get slots in order. `on_slot` is
-    called for each choice that has got a slot, before its engine request is sent. Cancellation or
-    an error also stops the engine's work.
+    Each choice starts when it gets a slot; the choices get their slots in order. `on_slot` is
+    called for each choice after it got its slot and before its engine request is sent. The first
+    error ends all choices. An error or a cancellation also stops the engine's work.
 
     Raises:
         Overloaded: the request did not get a slot in time.
         AdapterNotReady: no replica got the adapter in time.
         RequestTimeout: the deadline has passed.
-        ClientDeadline: a deadline that the client chose has passed, or the client did not read the
-            answer.
+        ClientDeadline: a deadline that the client set has passed, or the client did not read the
+            answer in time.
         EndedByAdmin: an administrator ended the request.
         InvalidRequest: the request has more beams than can run at once.
     """
@@ -90,7 +90,7 @@ async def generate(
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
     cost = batch.generations[index].beams or 1
     lane = service.replicas.lane_of(batch.generations[index])
-    if cost > 1:  # a single slot is never too much
+    if cost > 1:  # one slot is always possible, so skip the check
         largest = service.admission.max_cost(lane)
         if largest is not None and cost > largest:
             raise InvalidRequest(
@@ -110,7 +110,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
 
 
 def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
-    """Return True if the client's own deadline ends the wait before the gateway's limits do."""
+    """Return True if the client's own deadline is earlier than the gateway's limits of the wait."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
@@ -133,16 +133,16 @@ async def _generate_several(
                 try:
                     permit = await _permit(service, batch, index).__aenter__()
                 except TimeoutError as error:
-                    # Raise only after the running choices have ended: their deadline is the same,
-                    # and each one reports its timeout as the reason to its engine.
+                    # Raise this error only after the running choices have ended. Their deadline is
+                    # the same, and each of them must report the timeout to its engine.
                     late = error
                     break
                 on_slot()
                 work = _generate_one(service, request, batch, index, sink)
-                # Release the permit in a callback, not in a `finally` of the task: a task that is
-                # cancelled before its first step does not execute it.
+                # Release the permit in a callback. A `finally` inside the task would not be
+                # executed if the task is cancelled before its first step.
                 tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
-                # Start choices one by one, so that other tasks run between two of them.
+                # Let other tasks run before the next choice starts.
                 await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -157,7 +157,7 @@ def _release_permit(permit: Permit, _task: asyncio.Task[None]) -> None:
 def _generate_one(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> Coroutine[Any, Any, None]:
-    """Return the coroutine that executes one generation: a choice, or all beams of a search."""
+    """Return the coroutine that executes one generation: one choice, or one beam search."""
     if batch.generations[index].beams:
         return _generate_beams(service, request, batch, index, sink)
     return Choice(service, request, batch, index, sink).run()
@@ -166,9 +166,9 @@ def _generate_one(
 async def _generate_beams(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> None:
-    """Generate the beams of a search and give each to `sink` as a single delta.
+    """Run a beam search, and give each beam to `sink` as a single delta.
 
-    The engine cannot stream beams separately.
+    The engine cannot stream the beams, so they all arrive at the end of the search.
     """
     generation = batch.generations[index]
     for beam, delta in enumerate(await _search(service, request, batch, index)):
@@ -206,8 +206,8 @@ async def _search(
     of_model = metrics.for_model(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Count the steps of the search for each beam, even if the beam ended earlier: every step of the
-    # engine is for all beams.
+    # Count as many tokens for each beam as the search had steps, even if the beam ended earlier:
+    # the engine computes all beams in every step.
     steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))

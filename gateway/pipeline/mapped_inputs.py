@@ -1,8 +1,7 @@
-"""Execution of requests to embedding and ranking models: from inputs to rows of numbers.
+"""Execution of requests to embedding and ranking models: inputs become rows of numbers.
 
-Inputs are tokenized and counted, then split into batches that the model takes. numpy is imported
-only when there are rows (`triton.tensor_mapping`), so a gateway without such models does not load
-numpy.
+Inputs are tokenized and counted, then split into batches of the size that the model accepts. numpy
+is imported when the first rows arrive, so a gateway without such models does not load numpy.
 
 See decision 005 in docs/decisions.
 """
@@ -38,16 +37,19 @@ FittedModel = ResolvedMapping
 _MAX_PENDING_BATCHES = 4
 """Maximum number of batches of one request that run or wait at the same time."""
 _MAX_BATCH_BYTES = 1 << 20
-# Characters after which a step of tokenizing ends. A shorter step may run on the event loop.
+# Texts are tokenized in steps of about this many characters. Short steps may run on the event loop.
 _ENCODE_STEP_CHARS = 32 * 1024
-# Cost of tokenizing a text in addition to that of its characters, in characters.
+# Fixed cost of tokenizing a text, as the number of characters that take as long.
 _CHARS_PER_TEXT = 16
 
 
 class Deadline(NamedTuple):
     """The time limit of a request.
 
-    `at` is the end, in the event loop's time. `by_client` is True if the client set the limit.
+    Attributes:
+        at: end of the time limit, in seconds of the event loop's clock.
+        limit_s: length of the time limit in seconds.
+        by_client: True if the client set the limit.
     """
 
     at: float
@@ -68,9 +70,10 @@ class Deadline(NamedTuple):
 
 
 class MappedInputs(NamedTuple):
-    """Inputs that are ready to be sent.
+    """Inputs that are ready to be sent to the model.
 
-    `tokens` is the number of tokens of each row; 0 if the model has no tokenizer here.
+    `tokens` has the number of tokens of each row. The numbers are 0 if the gateway has no tokenizer
+    for the model.
     """
 
     rows: list[InputRow]
@@ -84,9 +87,9 @@ class MappedInputs(NamedTuple):
 async def encode_texts(
     service: Service, model: AnyModel, texts: Sequence[tuple[str, ...]], *, tenant: str, param: str
 ) -> MappedInputs:
-    """Return the inputs for `texts`, each of which is a single text or a pair of texts.
+    """Return the model's inputs for `texts`. An input is one text or a pair of texts.
 
-    Raises ContextLengthExceeded for an input that is too long.
+    Raise ContextLengthExceeded for an input that is too long.
     """
     tokenizer, most = model.tokenizer, model.entry.max_tokens
     if tokenizer is None:
@@ -111,9 +114,9 @@ async def encode_texts(
 async def check_ids(
     service: Service, model: AnyModel, given: Sequence[Sequence[int]], *, tenant: str
 ) -> MappedInputs:
-    """Return the inputs for token ids, which are sent unchanged.
+    """Return the model's inputs for token ids, which are sent unchanged.
 
-    Raises InvalidRequest if the model takes text, or if an id is not in its vocabulary.
+    Raise InvalidRequest if the model takes text, or if an id is not in its vocabulary.
     """
     tokenizer = model.tokenizer
     if model.mapping.texts or tokenizer is None:
@@ -156,7 +159,8 @@ def _count_chars(texts: tuple[str, ...]) -> int:
 def _check_counts(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
     """Raise InvalidRequest for an input that has no tokens, or more than `most`.
 
-    `start` is the number of the first input in the request.
+    `counts` has the number of tokens of each input. `start` is the index of the first input within
+    the request, for the message.
     """
     for number, count in enumerate(counts, start):
         if most is not None and count > most:
@@ -173,7 +177,7 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
 
 
 async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
-    """Return the model's mapping, resolved against the model's configuration in Triton.
+    """Return the model's mapping, completed with the model's configuration from Triton.
 
     Raises:
         EngineUnavailable: the model is not served.
@@ -188,7 +192,7 @@ async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -
 
 
 def check_length(model: ResolvedMapping, inputs: MappedInputs, param: str) -> None:
-    """Raise ContextLengthExceeded for an input with more ids than the model's tensors take."""
+    """Raise ContextLengthExceeded for an input with more token ids than the model accepts."""
     for number, row in enumerate(inputs.rows):
         if model.length is not None and len(row.ids) > model.length:
             raise _too_long(param, number, model.length, len(row.ids))
@@ -206,9 +210,9 @@ async def ask(
     tenant: str,
     priority: int,
 ) -> list[Rows]:
-    """Return the model's rows of all inputs as a list of arrays, in the order of the inputs.
+    """Run the model on all inputs. Return its rows as a list of arrays, in the order of the inputs.
 
-    The first error ends all batches. Raises Overloaded if a batch does not get a slot in time,
+    The first error ends all batches. Raise Overloaded if a batch does not get a slot in time,
     RequestTimeout at the deadline, and the errors of `MappedPool.call`.
     """
     metrics, began = service.metrics.for_mapped_model(model.name), time.perf_counter()
@@ -237,8 +241,8 @@ async def ask(
                 permit = await admission.permit(
                     tenant, priority, wait_s=deadline.remaining_s, is_resumed=index > 0
                 ).__aenter__()
-                # Release the permit in a callback, not in a `finally` of the task: a task that is
-                # cancelled before its first step does not execute it.
+                # Release the permit in a callback. A `finally` inside the task would not be
+                # executed if the task is cancelled before its first step.
                 task = tasks.create_task(call(index, start, end))
                 task.add_done_callback(partial(release, permit))
     except TimeoutError:
@@ -252,7 +256,7 @@ async def ask(
 
 
 def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple[int, int]]:
-    """Yield the range of each batch: the index of its first row, and of the row after its last."""
+    """Yield a (start, end) pair of row indices for each batch; `end` is not included."""
     start, longest = 0, 0
     for number, row in enumerate(rows):
         size = sum(map(len, row.texts)) + len(row.ids)
@@ -266,9 +270,9 @@ def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple
 
 
 def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
-    """Return the vectors, each cut to its first `dimensions` numbers.
+    """Return the vectors, each truncated to its first `dimensions` numbers.
 
-    Vectors are scaled to length 1 if `normalize` is True, or if they were cut. Raises
+    Scale the vectors to length 1 if `normalize` is True or if they were truncated. Raise
     InvalidRequest if the vectors have fewer than `dimensions` numbers.
     """
     width = rows.shape[1]
@@ -289,9 +293,9 @@ def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Row
 
 
 def to_scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
-    """Return one score for each row, after the sigmoid function if `sigmoid` is True.
+    """Return one score for each row. If `sigmoid` is True, apply the sigmoid function to it.
 
-    Raises BadModelOutput if the rows do not have exactly one number.
+    Raise BadModelOutput if the rows do not have exactly one number.
     """
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)

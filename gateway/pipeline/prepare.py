@@ -32,7 +32,8 @@ async def prepare(
     Raises:
         UnsupportedParameter: the served model does not support a parameter.
         ContextLengthExceeded: a prompt leaves no token for the answer.
-        InvalidRequest: too many choices, a token id outside the vocabulary, or an invalid guide.
+        InvalidRequest: too many choices, a token id outside the vocabulary, or an invalid guide
+            (JSON schema, regular expression or grammar).
         Overloaded: too much text waits to be tokenized.
         EngineUnavailable: no replica that can take the request is ready.
     """
@@ -44,15 +45,16 @@ async def prepare(
     fitted: list[FittedPrompt] = []
     for each in prompts:
         if fitted:
-            # Let other tasks run between two prompts: short prompts are tokenized on the loop.
+            # Let other tasks run between two prompts, because short prompts are tokenized on the
+            # event loop.
             await asyncio.sleep(0)
         fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
         raise EngineUnavailable("No inference server that can take this is ready; try again.")
-    # Create an id, since the engine needs a unique one: several clients may send the same id.
+    # Create a new id. The engine needs unique ids, and several clients may send the same id.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
-    # Characters to tokenize. Each bad word is encoded in two forms.
+    # Number of characters to tokenize. Each bad word is encoded twice: with and without a space.
     chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
     make = partial(_build_generations, service, request_id, fitted, options)
     return Batch(
@@ -72,11 +74,12 @@ async def prepare(
 async def _select_variants(
     service: Service, kinds: Sequence[ModelVariant], options: Options, *, chat: bool
 ) -> tuple[list[ModelVariant], Options]:
-    """Return the variants that support the request, and the options with the guide for them.
+    """Return the model variants that support the request, and the options to use with them.
 
-    The guide in the returned options has the form that the guided decoding of these variants takes.
+    The returned options have the guide (JSON schema, regular expression or grammar) rewritten for
+    the guided decoding backend of these variants.
 
-    Raises the first variant's error if no variant supports the request.
+    Raise the error of the first variant if no variant supports the request.
     """
     refusals = VariantRefusals()
     able: list[ModelVariant] = []
@@ -96,8 +99,8 @@ async def _select_variants(
             except InvalidRequest as error:
                 refusals.note(error)
             else:
-                # Return only variants with this backend: another backend may need the guide in
-                # another form.
+                # Return only variants with this guided decoding backend: another backend may need
+                # the guide to be rewritten differently.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:
@@ -118,7 +121,7 @@ def _build_generations(
         end_id=service.prompts.end_id(options),
         beams=options.n if options.beam_search else 0,
     )
-    # Generations of each prompt. All beams of a search are one engine request.
+    # Number of generations for each prompt. A beam search is a single generation.
     each = 1 if options.beam_search else options.n
     return [
         of_request(

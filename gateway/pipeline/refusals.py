@@ -1,4 +1,4 @@
-"""Collection of the errors of several model variants; the client gets the first error."""
+"""Errors with which model variants refuse a request; the client gets the first error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gateway.errors import InvalidRequest
 
 
 class VariantRefusals:
-    """The first of the errors with which variants refuse a request.
+    """Store for the first error with which a model variant refuses a request.
 
-    The error is stored without its traceback, which would hold frames with a prompt of megabytes. A
-    frame that holds the error would also form a reference cycle, which lives until the garbage
-    collector runs.
+    The error is stored without its traceback, because the frames of a traceback would keep prompts
+    of megabytes in memory. A frame that refers to the error would also form a reference cycle,
+    which only the garbage collector frees.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
-"""Prompts for models that take text: the text that the model tokenizes to the intended ids.
+"""Prompts for models that take text: find a text that the model tokenizes to the intended ids.
 
-Triton's preprocessing model adds special tokens before a text or not, by its configuration. The
-rendered chat contains the special tokens already, so preprocessing must not add them again. The
-prompt of a completion needs those that the tokenizer adds. So the text is sent either with or
-without special tokens at its beginning, whichever results in the intended ids. If both fail
-(because a template lacks the special tokens that preprocessing adds), the text is sent unchanged,
-and the ids that preprocessing makes of it are counted.
+Triton's preprocessing model may add special tokens (such as BOS) before a text; this depends on its
+configuration. A rendered chat contains these tokens already, so they must not be added again. The
+prompt of a completion needs them. The gateway therefore sends the text with or without special
+tokens at its beginning, so that the model gets the intended ids. Both may fail if a chat template
+lacks the special tokens that preprocessing adds. The gateway then sends the unchanged text, and
+counts the ids that preprocessing makes of it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
-# CPU cost of finding the word of a token, as a number of characters whose tokenizing costs as much.
+# CPU time to find the word of a token, as the number of characters whose tokenizing takes as long.
 _CHARS_PER_WORD = 20
 
 
 class Encode(Protocol):
-    """Function like `Prompts.encode` for one request, which may cache the ids of texts."""
+    """Type of a function that tokenizes a text like `Prompts.encode`, possibly with a cache."""
 
     def __call__(
         self, text: str | GuardedText, *, add_special_tokens: bool
@@ -38,9 +38,9 @@ class Encode(Protocol):
 async def fit_text(
     prompts: Prompts, text: str, model: TextModel, encode: Encode, *, chat: bool
 ) -> tuple[str, array[int]]:
-    """Return the text to send for a prompt, and the token ids that the model makes of it.
+    """Return the text to send for a prompt, and the token ids that the model makes of this text.
 
-    Raises Overloaded if too much text waits to be tokenized.
+    Raise Overloaded if too much text waits to be tokenized.
     """
     adds = model.adds_special_tokens
     opening = prompts.opening()
@@ -57,9 +57,9 @@ async def fit_text(
 async def text_of_ids(
     prompts: Prompts, ids: array[int], model: TextModel, encode: Encode, *, tenant: str
 ) -> str | None:
-    """Return a text that the model tokenizes to these ids, or None if no such text is known.
+    """Return a text that the model tokenizes to these ids. Return None if no such text is found.
 
-    Raises Overloaded if too much text waits to be tokenized.
+    Raise Overloaded if too much text waits to be tokenized.
     """
     text = await prompts.decode_offloaded(ids, tenant=tenant)
     for candidate in (text, text.removeprefix(prompts.opening())):
@@ -78,7 +78,7 @@ async def text_prompt(
     *,
     restates: bool,
 ) -> TextPrompt:
-    """Return the prompt and the options in the form that a model takes that takes text.
+    """Return the prompt and the options for a model that takes text instead of token ids.
 
     Args:
         prompts: the tokenizer.
@@ -86,16 +86,16 @@ async def text_prompt(
         prompt_ids: the ids that the model makes of `text`.
         model: the model that takes text.
         options: the options of the request.
-        restates: True if an answer may begin with the prompt.
+        restates: True if the model may repeat the prompt at the beginning of its answer.
 
     Raises:
-        UnsupportedParameter: no word is tokenized to a biased token, or the answer would not show
-            the special tokens that mark tool calls or reasoning.
+        UnsupportedParameter: a token in `logit_bias` corresponds to no word, or the answer would
+            lack the special tokens that mark tool calls or reasoning.
         Overloaded: too much text waits to be tokenized.
     """
     _check_markers(prompts, model, options)
-    # Send further end ids even with `min_tokens`: the answer's text does not show these tokens, so
-    # the gateway could not end the answer at them.
+    # Send further end-of-sequence tokens as stop words, even with `min_tokens`. Their text is not
+    # in the answer, so the gateway itself could not end the answer there.
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
@@ -116,8 +116,8 @@ async def text_prompt(
         bad=with_and_without_space(options.bad_words),
         bias=bias,
         restated=restated,
-        # With stop strings, stream the answer, so that the gateway can end it. The engine may write
-        # a stop string with other ids, and continue.
+        # If there are stop strings, stream the answer, so that the gateway can stop it. The engine
+        # may not notice a stop string, because the same text can be made of other token ids.
         single_response=model.prefers_single_response
         and not options.stream
         and not options.params.stop,
@@ -126,7 +126,7 @@ async def text_prompt(
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
     form = options.params.message
-    # Guided answers with calls are JSON and have no markers.
+    # A guided answer with tool calls is JSON without markers, so nothing needs to be checked.
     if form is None or form.guided or not model.skips_special_tokens:
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
@@ -152,10 +152,11 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
 
 
 def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
-    """Return a (word, bias) pair for each biased token, with the word that is this token alone.
+    """Return a (word, bias) pair for each token in `logit_bias`.
 
-    Raises UnsupportedParameter if there is no such word. Preprocessing encodes the words with
-    special tokens.
+    The word is the text that is tokenized to exactly this token. Preprocessing adds special tokens
+    when it encodes the words, so the words are checked in the same way. Raise UnsupportedParameter
+    if no such word exists.
     """
     words = []
     for token_id, bias in options.params.logit_bias:
@@ -171,7 +172,10 @@ def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], 
 
 
 def _find_word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
-    """Return the text that is tokenized to this token alone, or None if there is no such text."""
+    """Return the text of a token if the tokenizer encodes this text to exactly this token.
+
+    Otherwise return None. `special` is True to encode the text with special tokens.
+    """
     word: str = prompts.tokenizer.decode([token_id], skip_special_tokens=False)
     found = prompts.tokenizer.encode(word, add_special_tokens=special).ids
     return word if found == [token_id] else None

@@ -1,4 +1,4 @@
-"""Requests that wait for their adapter to reach a replica's disk.
+"""Wait of a request until its LoRA adapter is on the disk of a replica.
 
 These requests wait outside the admission queue and hold no slot.
 
@@ -15,14 +15,14 @@ from gateway.generation.batch import Batch
 from gateway.generation.lora import Lora
 from gateway.scheduling.replicas import Replicas
 
-# Limit each tenant: a waiting request holds a client's connection, and all tenants share the limit
-# of connections.
+# Maximum number of waiting requests of one tenant. Each waiting request holds a client connection,
+# and all tenants share the maximum number of connections.
 _MAX_WAITING_PER_TENANT = 32
 _RETRY_AFTER_S = 2.0
 
 
 class AdapterWait:
-    """Requests that wait for a replica to get their adapter.
+    """Waiting point for requests whose LoRA adapter is on no replica's disk yet.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -33,16 +33,17 @@ class AdapterWait:
         self._waiting: Counter[str] = Counter()
 
     async def wait_until_available(self, batch: Batch) -> None:
-        """Return once each generation of the batch can run on some replica.
+        """Wait until each generation of the batch can run on some replica.
 
-        Also return if no suitable replica is ready: sending the request then raises the error.
+        Return at once if no suitable replica is ready: the caller then gets the error when it sends
+        the request.
 
         Raises:
-            AdapterNotReady: the adapter is on no replica's disk after `wait_s`, or too many
+            AdapterNotReady: the adapter is on no replica's disk after `wait_s` seconds, or too many
                 requests of this tenant wait already.
-            EngineError: no replica's disk will ever hold the adapter.
-            EngineUnavailable: no disk will ever hold the adapter, and the replicas that take
-                adapters with requests are unavailable.
+            EngineError: the adapter will never be on a replica's disk.
+            EngineUnavailable: the adapter will never be on a replica's disk. Replicas that get the
+                weights in the request could run it, but none of them is available.
             TimeoutError: the batch's deadline has passed.
         """
         lora, tenant, deadline = (
@@ -76,15 +77,17 @@ class AdapterWait:
             self._waiting += Counter()  # drop tenants with a count of 0
 
     def _can_take(self, batch: Batch) -> bool:
-        # The choices of a prompt all need the same adapter: check only the first choice of each
-        # prompt.
+        # Check only the first choice of each prompt: all choices need the same adapter.
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]
         )
 
     def _can_be_sent(self, batch: Batch) -> bool:
-        """Return True if some model variant, available or not, takes this adapter with requests."""
+        """Return True if a model variant could run the batch with its weights sent in the request.
+
+        A model variant counts even if none of its replicas is available.
+        """
         first = batch.generations[0]
         lora = first.params.lora
         return any(
@@ -97,7 +100,7 @@ class AdapterWait:
 
 
 def build_not_ready_error(lora: Lora) -> AdapterNotReady:
-    """Build the error for an adapter that is still being loaded; it asks for a retry in 2 s."""
+    """Return the error for an adapter that is still being copied. It asks for a retry in 2 s."""
     return AdapterNotReady(
         f"The model `{lora.name}` is on its way to the inference server; try again shortly.",
         _RETRY_AFTER_S,

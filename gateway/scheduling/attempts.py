@@ -1,7 +1,8 @@
-"""Attempts to run a generation: on one replica and, if that replica fails, on another replica.
+"""Failover: run a generation on a replica and, if that replica fails, on another replica.
 
-If a replica fails before the first token, the next one runs the generation from its start. After
-the first token, the next one generates only the rest of the answer, if the answer can be resumed.
+If a replica fails before the first token, the next replica runs the generation from its start. If a
+replica fails after the first token, the next replica generates only the tokens that are missing.
+Answers that cannot be resumed fail instead.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ async def attempt(
     ask: Callable[[ReplicaLease], Awaitable[T]],
     resume: Callable[[Replica, Exception], Awaitable[Generation | None]] = _never_resume,
 ) -> T:
-    """Call `ask` with a replica, and with further replicas after failures; return its result.
+    """Call `ask` with a lease on a replica, and again with another replica after a failure.
 
-    At most 3 replicas may fail without sending a token during an answer, because the request
-    itself may be the cause.
+    Return the result of `ask`. After the third failed attempt without a token, raise the error
+    instead of trying further replicas: the request itself may be the cause of the failures.
 
     Args:
         replicas: the replicas to pick from.
-        request: the request's context; its `replica` is set to the endpoint in use.
+        request: the request's context; this function sets `request.replica` to the endpoint in use.
         batch: the batch that the generation belongs to.
         index: position of the generation in the batch.
         ask: runs the generation; calls ``lease.record_first_token()`` at its first token.
@@ -71,7 +72,7 @@ async def attempt(
     """
     tried: list[Replica] = []
     failed = 0
-    # True after the answer has left a working replica, until another replica sends a token.
+    # True while an answer migrates from a working replica: until the next replica sends a token.
     moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
@@ -91,25 +92,25 @@ async def attempt(
                 rest = await resume(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
-                # Infinity counts as "arrived after every drain": the rest of the answer never goes
-                # to a drained replica.
+                # Set the arrival time to infinity, which is after the start of every drain: drained
+                # replicas then do not accept the rest of the answer.
                 generation, tried, came = rest, [lease.replica], math.inf
                 moves = isinstance(error, ReplicaLeft)
             elif moves:
-                # The replica that was to take over the answer failed. Resume on any other replica,
-                # drained ones included, instead of ending the answer.
+                # The replica that should have taken over the answer failed. Try all other replicas,
+                # drained replicas included: failing the answer would be worse.
                 moves, tried, came = False, [lease.replica], batch.arrived_at
             elif begun and isinstance(error, Overloaded):
-                # Retry after a pause: many answers moved to this replica at once, and an answer
-                # that has started may wait until its deadline.
+                # Retry after a pause. Many answers migrated to this replica at once, so it is full
+                # for a moment. An answer that has started may wait until its deadline.
                 await asyncio.sleep(_OVERLOAD_RETRY_S)
             elif isinstance(error, (EngineUnavailable, Overloaded, AdapterDoesNotFit)) or (
                 begun and isinstance(error, EngineBroken)
             ):
                 tried.append(lease.replica)
                 failed += 1
-                # Wait for another replica only after a failure. A full replica is a sign of load:
-                # if no other replica is available now, raise the error at once.
+                # After a failure, wait until another replica is available. If the replica is only
+                # full, do not wait: raise the error at once if no other replica is available.
                 full = isinstance(error, (Overloaded, AdapterDoesNotFit))
                 wait_until = 0.0 if full else batch.deadline
                 if failed == _MAX_FAILED_ATTEMPTS or not await replicas.wait_for_other(
@@ -122,18 +123,19 @@ async def attempt(
 
 
 def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) -> None:
-    """Raise a different error for the client if it must not get `error` itself.
+    """Raise another error instead of `error`, if `error` would mislead the client.
 
-    If the client already has a part of the answer, the request cannot be invalid, so a replica that
-    refuses the rest makes the answer count as lost. A failed engine step is reported as the fault
-    of a request with a guide. In all other cases, this function returns.
+    An InvalidRequest after the answer has started becomes AnswerLost: the client already has tokens
+    of this request, so the request was valid. An EngineStepFailed of a request with guided decoding
+    becomes an EngineError that names guided decoding as the likely cause. All other errors are
+    ignored: the function returns, and the caller raises `error`.
     """
     if begun:
         if isinstance(error, InvalidRequest):
             raise AnswerLost("The answer could not be resumed; try again.") from error
     elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
-        # Do not retry: this request could make another replica fail, too. The engine failed while
-        # it started requests, so a request with a guide is the most likely cause.
+        # Do not retry on another replica, because this request could make that replica fail, too.
+        # An engine step that fails while requests start is most likely caused by guided decoding.
         raise EngineError(
             "The engine failed when it began with this request, most likely on what its answer "
             "must match."
@@ -141,15 +143,19 @@ def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) 
 
 
 def _mark_folder_in_use(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:
-    """Return a context in which the adapter's folder on the replica counts as in use."""
+    """Return a context manager that marks the LoRA adapter's folder on the replica as in use.
+
+    While marked, the folder is not removed from the replica's disk.
+    """
     if lora is None or lora.folders is None:
         return _NO_FOLDER
     return lora.folders.using(replica.endpoint)
 
 
 def _hash_prefixes(batch: Batch, generation: Generation) -> PromptPrefixes:
-    """Return hashes of the prompt's prefixes, by which replicas with cached prefixes are found.
+    """Return hashes of the prompt's prefixes, to find replicas that have cached these prefixes.
 
-    Tenants with an isolated cache get hashes of their own. All others share their hashes.
+    If the tenant has an isolated cache, the result has the tenant's name. It then matches only
+    other prompts of this tenant.
     """
     return hash_prefixes(generation, batch.caller.tenant if batch.caller.isolated_cache else "")

@@ -1,15 +1,15 @@
-"""The choice of a replica: the cheapest one for a request among those that are not overloaded.
+"""Choice of a replica: the cheapest replica for a request that is not overloaded.
 
 Each key (a LoRA adapter or the beginning of a prompt) has its own order of replicas, by rendezvous
 hashing. The order is the same in all gateways. Replicas that join or leave do not change the order
-of the others. A key's home is the first replica in its order that is not overloaded. The requests
-of a key therefore use as few replicas as their load needs. (Rendezvous hashing: Thaler and
+of the other replicas. A key's home is the first replica in its order that is not overloaded. The
+requests of a key therefore use as few replicas as their load needs. (Rendezvous hashing: Thaler and
 Ravishankar 1998; bounded loads: Mirrokni, Thorup and Zadimoghaddam 2016.)
 
 If weights differ, each replica gets keys and load in proportion to its weight (weighted rendezvous:
-Schindelhauer and Schomaker 2005). A request without a key then gets a random key. The choice of the
-least load per weight would be wrong: with weights 9 and 1, the second of two concurrent requests
-would always go to the replica of weight 1.
+Schindelhauer and Schomaker 2005). A request without a key then gets a random key. Choosing the
+replica with the least load per weight would be wrong: with weights 9 and 1, the second of two
+concurrent requests would always go to the replica of weight 1.
 
 See decisions 025, 072 and 074 in docs/decisions.
 """
@@ -24,15 +24,15 @@ from hashlib import blake2b
 from math import ceil, log
 from typing import Protocol, TypeVar
 
-# Ratio of a replica's load to the average load above which the replica counts as overloaded. With
-# 1.25 a hot key spreads to other replicas early. A lower ratio would move keys needlessly, and each
-# move costs an adapter upload or the computation of a cached prompt.
+# A replica is overloaded if its load exceeds this multiple of the average load. With 1.25, a hot
+# key spreads to other replicas early. A lower ratio would move keys needlessly. Each move costs an
+# adapter upload, or the computation of a prompt that the old replica has cached.
 _MAX_LOAD_RATIO = 1.25
 # A replica with fewer requests in flight is never overloaded: with 1 and 0 requests on two
 # replicas, the average says nothing.
 _MIN_BOUND_REQUESTS = 4
-# Cost by which the home replica may exceed the cheapest one: another gateway may have loaded the
-# key's adapter or prompt at the home replica already.
+# The home replica is chosen if its cost exceeds the lowest cost by at most this many tokens. Other
+# gateways prefer the same home, so its cache may already hold the key's adapter or prompt.
 _HOME_BONUS_TOKENS = 128
 
 
@@ -57,10 +57,11 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
     Args:
         replicas: at least one replica; the weights are all 0 or all positive.
-        key: identifies the adapter or prompt beginning that the request shares with others; None
-            if there is none.
-        costs: estimated cost at each replica, in prompt tokens. Without costs, the key decides.
-            Without costs and key, the load decides.
+        key: identifies the adapter, or the beginning of the prompt. None if the request has no
+            adapter and a short prompt.
+        costs: estimated cost at each replica, in prompt tokens. Without costs, only the key
+            decides. Without costs and key, the replica with the fewest requests in flight is
+            returned.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -96,9 +97,9 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
 @lru_cache(maxsize=4096)
 def _salt(endpoint: str) -> int:
-    """Return an odd 64-bit number for an endpoint, by which a key's hash is multiplied.
+    """Return an odd 64-bit number for an endpoint. The caller multiplies a key's hash by it.
 
-    The product modulo 2**64 ranks replicas as well as a hash of the key and the endpoint together,
-    at a tenth of the cost.
+    The product modulo 2**64 ranks the replicas for the key. A hash of key and endpoint together
+    would rank them as well, but takes ten times as long.
     """
     return int.from_bytes(blake2b(endpoint.encode(), digest_size=8).digest(), "big") | 1

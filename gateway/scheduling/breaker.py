@@ -1,4 +1,4 @@
-"""Circuit breaker: a replica that fails repeatedly gets no requests for a while."""
+"""Circuit breaker, which stops requests to a replica for some seconds after repeated failures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Breaker:
     """Circuit breaker of a replica: opens after three failures in a row.
 
     After a pause, an open breaker admits a single request as a probe. A successful probe closes the
-    breaker. A failed probe doubles the pause, up to 30 s. The failure of a request that was sent
-    before the last counted failure is ignored: a broken connection fails all its requests at once.
+    breaker. A failed probe doubles the pause, up to 30 s. A broken connection fails many requests
+    at once but counts as one failure: failures of requests that were sent before the last counted
+    failure are ignored.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +43,8 @@ class Breaker:
     def begin(self) -> bool:
         """Record that a request is sent. Return True if the request is a probe.
 
-        The outcome of a probe must be recorded by one of the `record_` methods.
+        The caller must report the outcome of a probe with one of the `record_` methods. Until then
+        the breaker admits no other request.
         """
         self._probing = self._open_until is not None
         return self._probing
@@ -58,8 +60,8 @@ class Breaker:
         """Record that a request failed.
 
         Args:
-            began: when the request was sent, by the breaker's clock.
-            probe: what `begin` returned.
+            began: time when the request was sent, in seconds of the breaker's clock.
+            probe: the return value of `begin` for this request.
         """
         now = self._clock()
         if self._open_until is not None:

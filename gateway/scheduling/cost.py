@@ -15,25 +15,27 @@ from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.replica import Replica
 from gateway.triton.prefix_cache import PromptPrefixes
 
-# The engine computes waiting prompts before this request. Count their tokens at half: if the
-# request avoided the wait, another replica would have to compute a prompt that is cached here.
+# Weight of the tokens of prompts that wait at the replica; the engine computes them before the new
+# request. The weight is below 1, so the request often goes to a replica that has cached its prompt,
+# even if it must wait there.
 _WAITING_TOKEN_WEIGHT = 0.5
-# Each running answer makes an engine step a little longer.
+# Cost of each running request, because it makes each engine step a little longer.
 _TOKENS_PER_RUNNING_REQUEST = 8
-# Loading an adapter evicts another one from the engine's cache. An upload of 132 MB takes 0.2 to
-# 0.5 s (bench/costs.md), in which an engine computes up to 4,000 tokens.
+# Cost of loading an adapter: a constant, because another adapter is evicted from the engine's
+# cache, plus one token for each 32 KiB. An upload of 132 MB takes 0.2 to 0.5 s (bench/costs.md); an
+# engine computes up to 4,000 prompt tokens in this time.
 _LOAD_TOKENS = 512
 _BYTES_PER_TOKEN = 32 * 1024
-# Minimum length of a prompt beginning for which requests are routed to the same replica. Computing
-# a shorter one again costs too little.
+# Minimum prompt length in tokens for which requests with equal beginnings go to the same replica.
+# For shorter prompts, a cache hit saves too little time.
 _MIN_SHARED_TOKENS = 64
 
 
 def affinity_key(generation: Generation, prefixes: PromptPrefixes | None) -> bytes | None:
-    """Return the key for `choose`: requests with the same key should run on the same replica.
+    """Return the key for `choose`. Requests with the same key should run on the same replica.
 
     The key identifies the adapter or, without an adapter, the beginning of the prompt. Return None
-    for a short prompt without an adapter, and without `prefixes`.
+    for a short prompt without an adapter, and if `prefixes` is None.
     """
     if prefixes is None:
         return None
@@ -49,7 +51,8 @@ def estimate_costs(
 ) -> list[float]:
     """Return the cost of the generation at each replica, in prompt tokens.
 
-    A replica's load counts in inverse proportion to its weight.
+    The requests that run and wait at a replica add to its cost in inverse proportion to the
+    replica's weight.
     """
     lora = generation.params.lora
     costs = []

@@ -1,9 +1,9 @@
 """Configured endpoints of replicas, and their resolution by DNS.
 
-``dns:///host:port`` stands for all current addresses of a host name. With TLS the form is
-``grpcs+dns:///host:port``; the certificate at each address must then be valid for ``host``. (gRPC's
-naming syntax: https://github.com/grpc/grpc/blob/master/doc/naming.md. A headless Kubernetes Service
-has one address for each pod.)
+``dns:///host:port`` means all current addresses of a host name. With TLS, write
+``grpcs+dns:///host:port``; the certificate at each address must then be valid for ``host``. The
+syntax follows gRPC (https://github.com/grpc/grpc/blob/master/doc/naming.md). The name of a headless
+Kubernetes Service has one address for each pod.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ DEFAULT_WEIGHT = 100.0
 
 
 class Target(NamedTuple):
-    """A configured endpoint. If it is a name, each of its addresses gets this weight and drain."""
+    """A configured endpoint with its weight and drain flag.
+
+    If the endpoint is a DNS name, they apply to each of its addresses.
+    """
 
     endpoint: str
     weight: float = DEFAULT_WEIGHT
@@ -32,12 +35,12 @@ class Target(NamedTuple):
 
 
 def is_name(endpoint: str) -> bool:
-    """Return True if the endpoint is a name that has to be resolved repeatedly."""
+    """Return True if the endpoint is a DNS name, which has to be resolved repeatedly."""
     return endpoint.startswith((_SCHEME, _TLS_SCHEME))
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return `endpoint` unchanged. Raise ValueError if its form is not valid."""
+    """Return `endpoint` unchanged. Raise ValueError if its syntax is not valid."""
     address = endpoint.removeprefix(_TLS_SCHEME).removeprefix(_SCHEME)
     try:
         if is_name(endpoint) and "/" in address:
@@ -49,11 +52,12 @@ def check_endpoint(endpoint: str) -> str:
 
 
 async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
-    """Return the targets by endpoint, and True if the name server did not answer for some name.
+    """Resolve the names in `targets`. Return the targets by endpoint, and a flag.
 
-    Each name is replaced by its addresses, sorted. If an endpoint occurs repeatedly, its first
-    target counts. Names without an answer are left out; the caller should then keep their known
-    replicas. A name that the server does not know has no replicas.
+    The flag is True if the lookup of some name failed. Such names are left out of the result, and
+    the caller should keep the replicas that it already knows. A name that does not exist in DNS has
+    no endpoints, and does not set the flag. If an endpoint occurs repeatedly, its first target is
+    returned.
     """
     found: dict[str, Target] = {}
     away = False
@@ -70,7 +74,10 @@ async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
 
 
 async def _resolve_name(endpoint: str) -> list[str] | None:
-    """Return the endpoints of a name, sorted. Return None if the name server does not answer."""
+    """Return the endpoints of a DNS name, sorted. Return None if the lookup fails.
+
+    The list is empty if the name does not exist.
+    """
     scheme, _, name = endpoint.partition(_SCHEME)
     host, _, port = name.rpartition(":")
     loop = asyncio.get_running_loop()

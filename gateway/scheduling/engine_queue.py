@@ -22,11 +22,12 @@ from gateway.scheduling.queues import Scope, Scopes, TenantQueue
 class EngineQueue(FairBudget):
     """Fair budget of engine slots, with lanes and a forecast of the wait.
 
-    Each choice of a request needs a slot of its own. A request with many choices therefore starts
-    with the first free slots instead of waiting until all its choices have one. Only the beams of a
-    beam search get their slots together; the caller must check that they fit (`max_cost`).
+    Each choice of a request has a permit of its own. A request with many choices therefore starts
+    its first choices as soon as slots are free. Only a beam search gets the slots of all its beams
+    at once; the caller must check with `max_cost` that so many slots exist.
 
-    Generations that only some replicas can run wait in a lane of their own: see `FairPool`.
+    A lane is the set of model variants that can run a generation. Each lane has a queue of its own:
+    see `FairPool`.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class EngineQueue(FairBudget):
             share: returns the fraction of the slots that one tenant may hold.
             capacity: returns the number of slots that a lane has while all its replicas work. The
                 default is `limit`.
-            scopes: returns the scopes of a lane; called only if lanes are in use.
-            queue: maximum number of waiting generations, for all tenants together.
+            scopes: returns the scopes of a lane (see `queues.Scope`); called only if a lane other
+                than None is in use.
+            queue: maximum number of waiting generations of all tenants together.
             wait_s: maximum time in the queue, in seconds.
         """
         super().__init__(limit, share, scopes=scopes, queue=queue, wait_s=wait_s)
@@ -55,7 +57,7 @@ class EngineQueue(FairBudget):
 
     @property
     def queued_lanes(self) -> Collection[Lane]:
-        """Lanes with queued generations, except the lane None."""
+        """Lanes with queued generations. The lane None (all model variants) is left out."""
         return self._pool.queued.lanes.keys()
 
     def permit(
@@ -74,20 +76,21 @@ class EngineQueue(FairBudget):
 
         Args:
             tenant: the tenant's name.
-            priority: the tenant's priority; greater goes first.
+            priority: the tenant's priority; a greater number is served first.
             cost: number of slots.
-            wait_s: maximum time in the queue in seconds, if less than the common limit.
-            first_token_s: refuse the generation if its first token is expected later than after
-                this many seconds.
-            max_expected_s: refuse the generation if its slots are expected later than after this
-                many seconds. Applies only together with `first_token_s`.
-            is_resumed: the generation continues an answer that has started.
-            lane: the model variants that can run the generation.
+            wait_s: maximum time in the queue in seconds, if less than the queue's own limit.
+            first_token_s: maximum time in seconds until the first token. The generation is refused
+                if its first token is expected later.
+            max_expected_s: maximum expected time in the queue in seconds. The generation is refused
+                if its slots are expected later. Ignored without `first_token_s`.
+            is_resumed: True for a further choice of a request that has started.
+            lane: the model variants that can run the generation; None means all.
 
-        Raises:
-            Overloaded: when the permit is entered, if the queue is full or the expected wait is too
-                long; later, if no slot became free in time.
-            TimeoutError: `wait_s` has passed and is less than the common limit.
+        Entering the permit raises:
+
+        - Overloaded if the queue is full, if the expected wait is too long, or if no slot became
+          free in time;
+        - TimeoutError if `wait_s` has passed and is less than the queue's own limit.
         """
         limit_s = wait_s if is_resumed else min_optional(self._wait_s, wait_s)
         wanted_s = None if is_resumed else first_token_s
@@ -101,7 +104,7 @@ class EngineQueue(FairBudget):
         self._pool.pace_of(tenant).record_first_token(seconds)
 
     def max_cost(self, lane: Lane = None) -> int | None:
-        """Return the most slots that one permit can ever get; None while no engine is available."""
+        """Return the maximum number of slots of one permit; None if the lane has no slots."""
         capacity = self._capacity(lane)
         return self._pool.share_of(capacity) if capacity else None
 
@@ -142,7 +145,7 @@ class EngineQueue(FairBudget):
 
 
 def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
-    """Return the tenant's standing in a scope: its slots, its queue length and its release rate."""
+    """Return the tenant's state for the forecast, counted over the lanes of one scope."""
     taken = queue.in_use.in_lanes(scope.lanes)
     waiting = queue.waiting_in(scope.lanes)
     return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))

@@ -10,7 +10,7 @@ from gateway.scheduling.queues import TenantQueue
 
 
 class Eviction:
-    """Limits of the number of queued entries, in total and of one tenant."""
+    """Limits of the number of queued entries: in total, and for each tenant."""
 
     def __init__(self, pool: FairPool, limit: int, limit_of_tenant: int) -> None:
         self._pool = pool
@@ -20,9 +20,10 @@ class Eviction:
     def make_space(self, queue: TenantQueue) -> None:
         """Make space for one more entry in `queue`, or raise Overloaded.
 
-        If the common limit is reached, the tenant with the most entries loses its last entry, which
-        fails with Overloaded. If that tenant has at most one entry more than `queue`, the new entry
-        is refused instead. Entries of resumed answers are never evicted.
+        If the limit of all tenants is reached, remove the last entry of the tenant with the most
+        entries. The removed entry's request fails with Overloaded. If that tenant has at most one
+        entry more than `queue`, raise Overloaded for the new entry instead. Entries of requests
+        that have started (`is_resumed`) are never removed.
         """
         if queue.waiting >= self._limit_of_tenant:
             raise self._build_error(queue)
@@ -44,10 +45,11 @@ class Eviction:
             last.admitted.set_exception(self._build_error(longest))
 
     def _build_error(self, own: TenantQueue) -> Overloaded:
-        """Build the error for a full queue; its retry time is how long the oldest entry has waited.
+        """Return the Overloaded error for a full queue.
 
-        A new request would wait about as long as the oldest entry of its tenant. Entries of other
-        tenants count only if the tenant has no entry in `own`.
+        The error's retry time is the time in seconds that the tenant's oldest entry has waited,
+        because a new request would wait about as long. If the tenant has no entry, the oldest entry
+        of all tenants is used.
         """
         queues = [own] if own.waiting else self._pool.queues.values()
         since = [

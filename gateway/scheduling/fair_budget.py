@@ -1,4 +1,4 @@
-"""Fair budgets: a limited number of slots, bytes or calls ("units") that tenants share."""
+"""Fair budgets: tenants share a limited number of units, which are slots, bytes or calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
 
 
 class Ask(NamedTuple):
-    """Arguments of a permit, as `EngineQueue.permit` describes them."""
+    """Arguments of a permit. `EngineQueue.permit` describes them."""
 
     tenant: str
     priority: int
@@ -30,8 +30,8 @@ class Ask(NamedTuple):
 class FairBudget:
     """Limited number of units that tenants share fairly, with a bounded queue.
 
-    Not thread-safe: use an instance in one event loop only. Granting and releasing never wait for
-    I/O. `FairPool` describes which tenant gets the next free units.
+    Not thread-safe: use an instance in one event loop only. `FairPool` describes which tenant gets
+    the next free units.
     """
 
     def __init__(
@@ -49,8 +49,9 @@ class FairBudget:
         Args:
             limit: returns the current number of units.
             share: returns the fraction of the units that one tenant may hold.
-            scopes: returns the scopes of a lane; called only if lanes are in use.
-            queue: maximum number of waiting permits, for all tenants together.
+            scopes: returns the scopes of a lane (see `queues.Scope`); called only if a lane other
+                than None is in use.
+            queue: maximum number of waiting permits of all tenants together.
             queue_of_tenant: maximum number of waiting permits of one tenant. The default is
                 `queue`.
             wait_s: maximum time in the queue, in seconds.
@@ -90,30 +91,30 @@ class FairBudget:
         wait_s: float | None = None,
         is_resumed: bool = False,
     ) -> Permit:
-        """Return a permit for `cost` units for `tenant`. Use it with `async with`.
+        """Return a permit for `cost` units for `tenant`. Use the permit with `async with`.
 
-        A permit with `is_resumed` goes to the front of its tenant's queue and may wait up to
-        `wait_s`. The queue's limits do not apply to it: a request that has started has at most one
-        waiting permit, so the number of such permits is limited anyway. A permit that need not wait
-        is never refused.
+        A permit is granted at once if enough units are free; otherwise it waits in the tenant's
+        queue. A permit with `is_resumed` waits at the front of this queue, for up to `wait_s`. The
+        limits of the queue do not apply to it: each request that has started waits for at most one
+        permit at a time, so there are never many.
 
         Args:
             tenant: the tenant's name.
-            priority: the tenant's priority; greater goes first.
+            priority: the tenant's priority; a greater number is served first.
             cost: number of units.
-            wait_s: maximum time in the queue in seconds, if less than the common limit.
-            is_resumed: the permit is a further one of a request that has started.
+            wait_s: maximum time in the queue in seconds, if less than the queue's own limit.
+            is_resumed: True for a further permit of a request that has started.
 
-        Raises:
-            Overloaded: when the permit is entered, if the queue is full; later, if too few units
-                became free in time.
-            TimeoutError: `wait_s` has passed and is less than the common limit.
+        Entering the permit raises:
+
+        - Overloaded if the queue is full, or if too few units became free in time;
+        - TimeoutError if `wait_s` has passed and is less than the queue's own limit.
         """
         limit_s = wait_s if is_resumed else min_optional(self._wait_s, wait_s)
         return Permit(self, Ask(tenant, priority, cost, limit_s, is_resumed=is_resumed))
 
     def max_cost(self) -> int | None:
-        """Return the most units that one permit can ever get; None while there are no units."""
+        """Return the maximum number of units of one permit; None while there are no units."""
         limit = self._pool.limit
         return self._pool.share_of(limit) if limit else None
 
@@ -122,7 +123,7 @@ class FairBudget:
         self._pool.grant()
 
     async def enter(self, ask: Ask) -> None:
-        """Take the units, waiting for them in the queue if necessary. See `permit`."""
+        """Take the units of a permit. If too few are free, wait in the queue. See `permit`."""
         tenant, cost, lane, wait_s = ask.tenant, ask.cost, ask.lane, ask.wait_s
         pool = self._pool
         queue = pool.queue_of(tenant)
@@ -164,14 +165,14 @@ class FairBudget:
         self._pool.release(ask.tenant, ask.cost, ask.lane)
 
     def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
-        """Return how long the request may wait in the queue, in seconds; None without a limit.
+        """Return how long the permit may wait in the queue, in seconds; None without a limit.
 
-        Raise Overloaded if the expected wait is longer.
+        A subclass may raise Overloaded if the expected wait is longer.
         """
         return ask.wait_s
 
     def _expect_wait(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
-        """Return the expected time in the queue in seconds, None if it is unknown."""
+        """Return the expected time in the queue in seconds. Return None if it is unknown."""
         return None
 
 

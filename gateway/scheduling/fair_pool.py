@@ -1,4 +1,4 @@
-"""Slots that tenants share fairly, and the rules by which queued entries get free slots.
+"""Fair scheduling: rules by which tenants' queued entries get free slots.
 
 See decision 024 in docs/decisions.
 """
@@ -18,17 +18,18 @@ class FairPool:
     """Slots in use and entries in queues, by tenant and lane.
 
     Free slots go to the tenant with the highest priority. Among tenants of equal priority, they go
-    to the one that would then hold the fewest slots. Within a tenant, its first entry gets them. A
-    tenant never holds more than its share of the slots, even if no other tenant waits, so the next
-    tenant finds a free slot.
+    to the tenant that would then hold the fewest slots. Within a tenant, the first entry gets them.
+    A tenant never holds more than its configured fraction of the slots, even if no other tenant
+    waits. Another tenant that arrives later therefore finds a free slot.
 
-    Each lane has a queue of its own. Entries that wait for the replicas of one lane therefore never
-    delay entries that other replicas can run.
+    A lane is the set of model variants that can run a request. Each tenant has one queue for each
+    lane. Entries that wait for the replicas of one lane therefore never delay entries that other
+    replicas can run.
 
     Attributes:
-        queues: tenants that hold slots or wait for some, by name.
-        in_use: slots in use.
-        queued: number of entries that wait.
+        queues: queues of all tenants that hold slots or wait for slots, by tenant name.
+        in_use: number of slots in use, in total and by lane.
+        queued: number of waiting entries, in total and by lane.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class FairPool:
         self._limit = limit
         self._share = share
         self._scopes_of = scopes
-        # Paces are never removed: there are only as many as configured tenants.
+        # Statistics by tenant. They are never removed, because the number of tenants is limited by
+        # the configuration.
         self._paces: dict[str, Pace] = {}
         self.queues: dict[str, TenantQueue] = {}
         self.in_use = SlotCount()
@@ -50,14 +52,14 @@ class FairPool:
         return self._limit()
 
     def pace_of(self, tenant: str) -> Pace:
-        """Return the pace of a tenant. The first call for a tenant adds a new pace."""
+        """Return the speed statistics of a tenant. The first call for a tenant creates them."""
         pace = self._paces.get(tenant)
         if pace is None:
             pace = self._paces[tenant] = Pace()
         return pace
 
     def queue_of(self, tenant: str) -> TenantQueue:
-        """Return the queue of a tenant. If the tenant has no queue, add an empty one."""
+        """Return the queue of a tenant. If the tenant has no queue, add an empty queue."""
         queue = self.queues.get(tenant)
         if queue is None:
             queue = self.queues[tenant] = TenantQueue(self.pace_of(tenant))
@@ -87,7 +89,7 @@ class FairPool:
         self.grant()
 
     def append(self, queue: TenantQueue, lane: Lane, entry: QueueEntry) -> None:
-        """Add an entry at the end of its queue, or at the front if it resumes an answer."""
+        """Add an entry at the end of the tenant's queue, or at the front if it `is_resumed`."""
         entries = queue.by_lane.setdefault(lane, deque())
         if entry.is_resumed:
             entries.appendleft(entry)
@@ -105,7 +107,7 @@ class FairPool:
         return True
 
     def pop_last(self, queue: TenantQueue, lane: Lane) -> QueueEntry:
-        """Remove the last entry of a tenant's lane and return it."""
+        """Remove the last entry from a tenant's queue for `lane`, and return the entry."""
         self.queued.add(lane, -1)
         return queue.by_lane[lane].pop()
 
@@ -118,8 +120,8 @@ class FairPool:
     def grant(self) -> set[object]:
         """Grant free slots to queued entries.
 
-        Return the keys of the scopes whose free slots are reserved: the next entry needs more slots
-        than are free, so no later entry may take them.
+        Return the keys of the scopes in which free slots are reserved. Slots are reserved if the
+        entry that is next in order needs more slots than are free. No other entry may take them.
         """
         reserved: set[object] = set()
         found: dict[Lane, Sequence[Scope]] = {}
@@ -143,7 +145,7 @@ class FairPool:
             cost = queue.by_lane[lane][0].cost
             lacking = {scope.key for scope in found[lane] if self.lacks_free(scope, cost)}
             if lacking:
-                reserved |= lacking  # reserve the free slots for this entry until they suffice
+                reserved |= lacking  # reserve the free slots until there are enough for this entry
                 continue
             entry = queue.by_lane[lane].popleft()
             self.queued.add(lane, -1)
@@ -164,7 +166,7 @@ class FairPool:
         return self.in_use.in_lanes(scope.lanes) + cost > scope.slots
 
     def is_within_share(self, queue: TenantQueue, cost: int, scope: Scope) -> bool:
-        """Return True if the tenant's share of the scope allows `cost` more slots."""
+        """Return True if the tenant may hold `cost` more slots of the scope."""
         share = self.share_of(max(scope.slots, scope.shared))
         return queue.in_use.in_lanes(scope.lanes) + cost <= share
 
@@ -180,10 +182,10 @@ class FairPool:
 
 
 def _grant_order(candidate: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
-    """Return the sort key of a tenant's lane; the lane with the smallest key gets the free slots.
+    """Return the sort key of a tenant's lane. The lane with the smallest key gets the free slots.
 
-    The key includes the slots that the lane's first entry needs. An entry for many beams therefore
-    comes after the entries of tenants that would hold fewer slots than its own tenant.
+    The key includes the number of slots that the lane's first entry needs. A beam search with many
+    beams is therefore served after tenants that would hold fewer slots.
     """
     queue, lane = candidate
     first = queue.by_lane[lane][0]

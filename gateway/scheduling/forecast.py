@@ -1,7 +1,7 @@
-"""Forecast of how long a request will wait for its slot, from recent requests.
+"""Forecast of how long a request will wait for a slot, calculated from recent requests.
 
-Tenants share slots fairly, so each tenant has its own statistics: another tenant's requests change
-the forecast only by their fair share.
+Each tenant has its own statistics, because tenants get slots by fair scheduling: long requests of
+one tenant hardly delay the requests of another tenant.
 
 See decision 076 in docs/decisions.
 """
@@ -12,14 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Number of recent samples that determine a statistic. Older samples have little weight.
+# Averages are mostly determined by this number of recent samples. Older samples have little weight.
 _WINDOW_SAMPLES = 16
 _DECAY = 1 - 1 / _WINDOW_SAMPLES
-# Minimum number of samples for a forecast. A tenant's first requests are therefore never refused
-# because of a forecast.
+# Minimum number of samples for a forecast. Without a forecast, a request is never refused for its
+# expected wait, so a tenant's first requests are always admitted.
 _MIN_SAMPLES = 8
-# Nearly all first tokens come within the mean time plus this many mean deviations. One or two in a
-# hundred come later.
+# Number of mean deviations above the mean time. Only 1 or 2 % of all first tokens come later.
 _LATE_DEVIATIONS = 3.0
 
 
@@ -27,10 +26,10 @@ _LATE_DEVIATIONS = 3.0
 class Pace:
     """Recent speed of one tenant: its release rate, and its time from a grant to the first token.
 
-    The release rate is the number of released slots, divided by the time for which slots were in
-    use, summed over the slots. It therefore depends neither on how many slots are in use nor on
-    whether requests came all at once. Slots of running answers count in the divisor, so long
-    answers lower the rate while they run.
+    The release rate is the number of released slots divided by slot-seconds in use. The rate is
+    therefore per slot: it does not depend on the number of slots in use or on bursts of requests.
+    Slots of running answers are included in the slot-seconds, so long answers already lower the
+    rate while they run.
     """
 
     _releases: int = 0
@@ -43,9 +42,9 @@ class Pace:
     _deviation_s: float = 0.0
 
     def change_slots(self, more: int, now: float) -> None:
-        """Count `more` slots as in use; a negative number releases them.
+        """Count `more` slots as in use. A negative number releases slots.
 
-        `now` is in seconds, by any one clock.
+        `now` is the time in seconds. All calls must use the same clock.
         """
         self._in_use_s += self._in_use * (now - self._since)
         self._since = now
@@ -61,10 +60,10 @@ class Pace:
         return self._releases >= _MIN_SAMPLES
 
     def freed_per_s(self, taken: int, now: float) -> float:
-        """Return how many of `taken` slots are released per second.
+        """Return how many of `taken` slots are expected to be released per second.
 
-        The result is too high rather than too low, because one more release is counted as if it
-        came now.
+        The estimate counts one release more than were recorded, so it is rather too high than too
+        low.
         """
         taken_s = self._in_use_s + self._in_use * (now - self._since)
         return taken * (self._released_slots + 1) / max(taken_s, 1e-6)
@@ -79,14 +78,21 @@ class Pace:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds from a grant within which nearly all first tokens come; 0 while unknown."""
+        """Seconds after a grant by which nearly all first tokens have come; 0.0 while unknown."""
         if self._first_tokens < _MIN_SAMPLES:
             return 0.0
         return self._mean_s + _LATE_DEVIATIONS * self._deviation_s
 
 
 class Standing(NamedTuple):
-    """A tenant in the competition for slots: its slots in use, its queue, and its release rate."""
+    """A tenant's state for the forecast.
+
+    Attributes:
+        priority: the tenant's priority; a greater number is served first.
+        in_use: number of slots in use.
+        waiting: number of queued generations.
+        freed_per_s: number of its slots that are released per second.
+    """
 
     priority: int
     in_use: int
@@ -97,11 +103,15 @@ class Standing(NamedTuple):
 def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -> float | None:
     """Return the median time in seconds until `mine` gets `needed` more slots.
 
-    Return None if no slots are being released. The calculation follows `FairPool`: free slots go to
-    the highest priority first, then to the tenant with the fewest slots. `mine` therefore gets its
-    own released slots again. It also gets slots of tenants with more slots until it has as many as
-    they have, and all slots of tenants with a lower priority. `mine` shares these with other
-    waiting tenants of its priority that do not have more slots.
+    Return None if no slots are being released. The calculation follows `FairPool`: a free slot goes
+    to the highest priority first, then to the tenant with the fewest slots. `mine` therefore gets:
+
+    - its own released slots;
+    - released slots of tenants with a lower priority;
+    - released slots of tenants with more slots, until `mine` has as many slots.
+
+    `mine` shares the last two with other waiting tenants of its priority that do not have more
+    slots than `mine`.
 
     Args:
         mine: the tenant that waits.

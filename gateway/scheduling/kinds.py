@@ -1,7 +1,8 @@
-"""Model variants in a pool of replicas. Replicas of one variant can run the same requests.
+"""Model variants: groups of replicas that have equal capabilities and can run the same requests.
 
-While an operator migrates from one model repository to another, replicas of both serve one model
-name. Differences between the variants are logged once, when the mix first appears.
+A pool has several variants while an operator migrates from one model repository to another:
+replicas with the old and with the new repository then serve the same model name. The differences
+between these variants are logged once, when the mix first appears.
 
 See decision 023 in docs/decisions.
 """
@@ -19,28 +20,28 @@ from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.names import LogicalInput
 
 Lane = frozenset[object] | None
-"""Model variants that can run a request; None stands for all variants.
+"""The set of model variants that can run a request. None means all variants.
 
-Each tenant has one queue for each lane.
+Requests with equal sets wait in the same queue of their tenant.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelVariant:
-    """Capabilities that a group of replicas has in common. Variants are compared by identity.
+    """The capabilities that all replicas of a group have. Variants are compared by identity.
 
-    The fingerprint and the engine's folder are empty in `capabilities`, because they differ between
-    replicas.
+    `capabilities` has an empty fingerprint and an empty engine folder, because these two values
+    differ between replicas of one variant.
     """
 
     capabilities: ModelCapabilities
 
 
 class VariantRegistry:
-    """Registry of all model variants that were seen since the process started.
+    """Registry of all model variants that replicas have had since the process started.
 
-    Variants are never removed. A request may outlive the replicas that it was prepared for; new
-    replicas with the same capabilities then get the same variant and can run the request.
+    Variants are never removed. If all replicas of a variant are replaced while a request waits, the
+    new replicas get the same variant object, so they can run the request.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,8 @@ def _has_input(name: LogicalInput, capabilities: ModelCapabilities) -> bool:
     return name in capabilities.inputs
 
 
-# Features of a model variant: the name for log lines, and a function that tests for the feature.
+# Features in which model variants may differ: the feature's name in log lines, and a function that
+# returns a true value if the model has the feature.
 _FEATURES: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
     ("log probabilities", lambda c: c.text is None and "log_probs" in c.inputs),
     ("token ids in answers", lambda c: c.text is None),
@@ -80,7 +82,7 @@ _FEATURES: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
 
 
 def describe_differences(variants: Sequence[ModelVariant]) -> list[str]:
-    """Return a log text for each variant: the features that some other variant lacks."""
+    """Return one log text for each variant. It lists the features that another variant lacks."""
     least = min(variant.capabilities.max_seq_len for variant in variants)
     lines = []
     for variant in variants:

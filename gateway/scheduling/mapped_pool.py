@@ -1,7 +1,7 @@
 """Admission and choice of a replica for embedding and ranking models ("mapped models").
 
-Each model on each replica has a circuit breaker of its own: if the embedding model of a replica
-fails, chats still use the replica, and vice versa. Calls of these models have no side effects, so
+Each model on each replica has its own circuit breaker. If the embedding model of a replica fails,
+the replica still gets chat requests, and vice versa. Calls of these models have no side effects, so
 a failed call is repeated on another replica.
 
 See decision 005 in docs/decisions.
@@ -30,10 +30,10 @@ _MAX_ATTEMPTS = 3
 _MAX_CALLS_PER_REPLICA = 8
 """Maximum number of concurrent calls of one model on each replica.
 
-More than one, so that further calls already wait at Triton when it has finished a batch.
+With more than one call, the next calls already wait in Triton when Triton has finished a batch.
 """
-# Seconds until a replica that lacks the model is asked for it again. Without this pause, every
-# request would ask.
+# Seconds until a replica without the model is asked for the model again. Without this pause, every
+# request would ask the replica.
 _MISSING_RETRY_S = 2.0
 # Seconds by which uvloop may end a wait too early: its clock counts full milliseconds.
 _TIMER_SLACK_S = 0.001
@@ -51,7 +51,7 @@ class _ReplicaModel:
     answered_at: float = 0.0
     """Time of the model's last answer."""
     misfit: str = ""
-    """Difference between the configured mapping and the model on this replica; empty if it fits."""
+    """Why the configured mapping does not fit the model on this replica; empty if it fits."""
 
     @property
     def endpoint(self) -> str:
@@ -71,12 +71,12 @@ class MappedPool:
     def __init__(
         self, replicas: Replicas, admission: Callable[[Callable[[], int]], FairBudget]
     ) -> None:
-        """Start without admission controls.
+        """Start with no model; each model is added at its first call.
 
         Args:
             replicas: the replicas to choose from.
-            admission: builds the admission control of one model; its argument returns the limit of
-                concurrent calls.
+            admission: builds the admission control of one model. Its argument is a function that
+                returns the maximum number of concurrent calls.
         """
         self._replicas = replicas
         self._make_admission = admission
@@ -85,7 +85,10 @@ class MappedPool:
 
     @property
     def misfits(self) -> dict[str, str]:
-        """Descriptions of mappings that do not fit the model in Triton, by model and replica."""
+        """Reasons why configured mappings do not fit the model in Triton.
+
+        The keys have the form "model endpoint".
+        """
         return {
             f"{mapping.model} {target.endpoint}": f"{target.endpoint}: {target.misfit}"
             for (_, mapping), target in self._by_replica.items()
@@ -107,7 +110,7 @@ class MappedPool:
         )
 
     async def model(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Return the mapping, resolved with the model's configuration on a replica that serves it.
+        """Return the mapping, completed with the model's configuration from a replica.
 
         Raises:
             EngineUnavailable: no available replica serves the model.
@@ -123,13 +126,14 @@ class MappedPool:
         rows: Sequence[InputRow],
         deadline: float,
     ) -> list[Rows]:
-        """Return the answers to `rows`, in their order.
+        """Run the model on `rows`, and return the answers in the order of `rows`.
 
         Args:
-            request: the request's context; its `replica` is set to the endpoint in use.
+            request: the request's context; this method sets `request.replica` to the endpoint in
+                use.
             mapping: the model and its tensors.
             rows: the inputs.
-            deadline: time in seconds of the event loop's clock.
+            deadline: time at which the call must be done, in seconds of the event loop's clock.
 
         Raises:
             GatewayError: no replica can answer.
@@ -145,8 +149,9 @@ class MappedPool:
                 if len(tried) == _MAX_ATTEMPTS:
                     raise
             except EngineBroken as error:
-                # Replace the error: its text is the model's, and may quote another tenant's input.
-                # Resolve the mapping again before the next call.
+                # Raise a plain EngineError: only this model failed, not the replica's engine. The
+                # model may have changed, so forget the resolved mapping; the next call reads the
+                # model's configuration again.
                 target.model = None
                 raise EngineError(error.message) from error
 
@@ -167,8 +172,8 @@ class MappedPool:
         target.in_flight += 1
         failed: type[BaseException] | None = None
         try:
-            # Split the rows again: they were batched for another replica, whose model may take more
-            # rows in a call than this one.
+            # Split the rows into calls of at most `model.rows` rows. The caller sized the batch for
+            # another replica, whose model may accept more rows in a call.
             for start in range(0, len(rows), model.rows):
                 some = rows[start : start + model.rows]
                 left = deadline - loop.time()
@@ -182,8 +187,8 @@ class MappedPool:
             if isinstance(error, EngineUnavailable):
                 target.model = None
             now = loop.time()
-            # Count a cancellation at the deadline as a timeout: the caller usually cancels this
-            # call just before the timeout of the RPC fires.
+            # Count a cancellation at the deadline as a timeout. The caller usually cancels this
+            # task just before the timeout of the gRPC call fires.
             late = isinstance(error, TimeoutError) or (
                 isinstance(error, asyncio.CancelledError) and now > deadline - _TIMER_SLACK_S
             )
@@ -204,9 +209,9 @@ class MappedPool:
     async def _find_model(
         self, mapping: TensorMapping, tried: list[_ReplicaModel]
     ) -> tuple[_ReplicaModel, ResolvedMapping]:
-        """Return the next replica that serves the model, and the resolved mapping.
+        """Return a replica that serves the model, and the mapping resolved for this replica.
 
-        Replicas that turn out not to serve the model are added to `tried`.
+        Add replicas that do not serve the model to `tried`.
         """
         while True:
             target = self._pick(mapping, tried)
@@ -223,7 +228,7 @@ class MappedPool:
                 tried.append(target)
 
     def _pick(self, mapping: TensorMapping, tried: Sequence[_ReplicaModel]) -> _ReplicaModel:
-        """Return the least loaded working replica outside `tried`.
+        """Return the least loaded working replica that is not in `tried`.
 
         Raises:
             EngineUnavailable: no replica is available.
@@ -242,8 +247,8 @@ class MappedPool:
             and target.lacks_until <= now
             and target.breaker.allows
         ]
-        # Prefer ready replicas, but use others if there are none: this model may be served while
-        # the replica's text model is loading or unavailable.
+        # Prefer ready replicas. Otherwise try the other replicas: a replica counts as not ready
+        # while its text model is loading, but it may serve this model already.
         able = [target for target in able if target.replica.ready] or able
         able = [target for target in able if target.weight] or able
         misfit = next((p.misfit for p in targets if p.misfit and p.lacks_until > now), "")

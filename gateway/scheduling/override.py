@@ -15,20 +15,23 @@ MAX_WEIGHT = 1e6
 
 
 class Override(NamedTuple):
-    """A replica's weight and drain that replace the configured values; None replaces nothing."""
+    """A weight and a drain flag that replace a replica's configured values.
+
+    A value that is None leaves the configured value unchanged.
+    """
 
     weight: float | None = None
     drain: bool | None = None
 
     def apply_to(self, target: Target) -> Target:
-        """Return the target with the overridden values."""
+        """Return a copy of `target` with the values of this override."""
         weight = target.weight if self.weight is None else self.weight
         return target._replace(
             weight=weight, drain=target.drain if self.drain is None else self.drain
         )
 
     def to_dict(self) -> dict[str, float | bool]:
-        """Return the values that are set, by name."""
+        """Return the values that are not None: "weight" and "drain", as far as they are set."""
         facts: dict[str, float | bool] = {}
         if self.weight is not None:
             facts["weight"] = self.weight
@@ -38,13 +41,13 @@ class Override(NamedTuple):
 
 
 Overrides = Mapping[str, Override]
-"""Overrides by the replica's endpoint. If a name is configured, by each of its addresses."""
+"""Overrides by endpoint. Replicas that are configured by a DNS name have one key per address."""
 
 
 def parse_override(facts: object) -> Override:
     """Parse a dictionary that `Override.to_dict` returned.
 
-    Raise ValueError if `facts` sets no value, or anything else than a valid weight and drain.
+    Raise ValueError if `facts` is empty, has other keys, or has an invalid value.
     """
     if not isinstance(facts, dict) or not facts or facts.keys() - {"weight", "drain"}:
         raise ValueError("not a weight and a drain")

@@ -1,4 +1,6 @@
-"""Data of `fair_pool`: slots in use and queued generations, by tenant and lane.
+"""Data classes of `fair_pool`: slots in use and queued generations, by tenant and lane.
+
+A lane is the set of model variants that can run a request.
 
 See decision 024 in docs/decisions.
 """
@@ -17,13 +19,13 @@ from gateway.scheduling.kinds import Lane
 
 
 class Scope(NamedTuple):
-    """Group of lanes that share slots. A generation needs a free slot in each scope of its lane.
+    """Group of lanes that share slots. A generation needs a free slot in all scopes of its lane.
 
     Attributes:
         slots: number of slots that the lanes may use together.
         lanes: the lanes that share the slots; None stands for all lanes.
         key: identifies the scope.
-        shared: number of slots from which a tenant's share is calculated, if more than `slots`.
+        shared: number of slots from which a tenant's limit is calculated, if more than `slots`.
             `slots` shrinks while lanes outside the scope use its replicas; `shared` does not.
     """
 
@@ -44,7 +46,7 @@ Its arguments are the lane of the request, and all lanes that have slots in use 
 class SlotCount:
     """Number of slots or queue entries, in total and by lane.
 
-    The lane None is counted in the total only.
+    `lanes` has no entry for the lane None (all model variants); `total` includes it.
     """
 
     total: int = 0
@@ -68,12 +70,12 @@ class SlotCount:
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A queued generation that needs `cost` slots. `admitted` ends when they are granted."""
+    """A queued generation that needs `cost` slots. `admitted` completes when they are granted."""
 
     cost: int
     admitted: asyncio.Future[None]
     is_resumed: bool = False
-    """True if the generation continues an answer that has started."""
+    """True if another choice or batch of the same client request has started already."""
     since: float = field(default_factory=time.monotonic)
 
     @property
@@ -85,7 +87,7 @@ class QueueEntry:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """A tenant's slots in use and its queued generations, by lane, first come, first served."""
+    """A tenant's slots in use, and its queued generations by lane in order of arrival."""
 
     pace: Pace
     priority: int = 0

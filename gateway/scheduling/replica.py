@@ -39,8 +39,8 @@ class Replica:
     """A Triton endpoint and its state. Replicas are compared by identity.
 
     Requests are distributed in proportion to `weight`. A replica of weight 0 gets a request only if
-    no other replica can run it. A drained replica gets no request that came after the drain. A
-    replica that is `leaving` finishes its requests and gets no new ones.
+    no other replica can run the request. A drained replica gets no request that arrived after the
+    start of the drain. A replica that is `leaving` finishes its requests and gets no new requests.
     """
 
     endpoint: str
@@ -50,10 +50,10 @@ class Replica:
     drained_at: float | None = None
     """Start of the drain, in seconds of the event loop's clock; None if not drained."""
     variant: ModelVariant | None = None
-    """The replica's model variant; None until the replica was first seen serving a model."""
+    """The replica's model variant; None until a poll has found a model on the replica."""
     in_flight: int = 0
     lanes: Counter[Lane] = field(default_factory=Counter)
-    """Number of requests in flight by lane, without the lane None."""
+    """Number of requests in flight by lane. The lane None (all model variants) is left out."""
     requests: int = 0
     """Number of requests sent so far."""
     waiting_tokens: float = 0.0
@@ -63,12 +63,15 @@ class Replica:
     """
     leaving: bool = False
     is_migrating: bool = False
-    """True if streams on this replica should now move to other replicas, if they can be resumed."""
+    """True if streams on this replica should now migrate to other replicas.
+
+    Streams that cannot be resumed remain.
+    """
     migration_timer: asyncio.TimerHandle | None = None
     """Timer that sets `is_migrating` after the grace time of a drained or leaving replica."""
     watch: asyncio.Task[None] | None = None
     last_failure: LastFailure | None = None
-    """Last failure that was the replica's fault; None if there was none."""
+    """Last failure that the replica caused; None if it has caused no failure."""
 
     def cancel_migration(self) -> None:
         """Let streams stay on this replica, and cancel a scheduled migration."""
@@ -97,9 +100,10 @@ class Replica:
         return self.engine.ready and not self.leaving and self.drained_at is None
 
     def can_serve(self, generation: Generation) -> bool:
-        """Return True if the replica's model variant can run the generation with its adapter.
+        """Return True if the replica can run the generation, including its LoRA adapter.
 
-        The adapter must be on the replica's disk, or the replica must take it with the request.
+        If the replica reads adapters from its disk, the adapter must be there. Otherwise the
+        weights are sent in the request, and their dtype and tp_size must fit the engine.
         """
         if generation.forms and self.variant not in generation.forms:
             return False
@@ -126,9 +130,9 @@ class Replica:
 class ReplicaLease:
     """Lease of one request on a replica; a context manager around the call to its engine.
 
-    While entered, the request counts as in flight, and `metadata` has the headers for the call to
-    Triton (its trace context). On entry, `replica` of the request's context is set. On exit, the
-    circuit breaker gets the outcome.
+    While the lease is entered, the request counts as in flight, and `metadata` has the headers for
+    the call to Triton (the trace context). Entering sets the attribute `replica` of the request's
+    context. Exiting reports the outcome to the replica's circuit breaker.
     """
 
     def __init__(
@@ -146,8 +150,8 @@ class ReplicaLease:
             request: the request's context.
             on_release: called with the replica on exit.
             lane: the lane of the request.
-            prefixes: hashes of the prompt's prefixes. Without them, the estimate of the replica's
-                prompt cache is not updated.
+            prefixes: hashes of the prompt's prefixes, to update the estimate of the replica's
+                prompt cache; None skips the update.
         """
         self.replica = replica
         self.reused_tokens: int | None = None
@@ -195,11 +199,11 @@ class ReplicaLease:
         return self._answered
 
     def record_first_token(self) -> None:
-        """Record that the engine has sent a token, so the replica works."""
+        """Record that the engine has sent a token. The circuit breaker counts this as success."""
         self._answered = True
         self._remove_waiting_tokens()
-        # Report success now instead of at the end of the answer. From now on this request is no
-        # probe: its end must not count as the outcome of a probe that is sent in between.
+        # Report success now, not at the end of the answer, and stop treating this request as a
+        # probe. Otherwise its end could count as the outcome of a later probe.
         self._probe = False
         self.replica.breaker.record_success()
         if self._span is not None:
@@ -239,9 +243,10 @@ class ReplicaLease:
 
     @staticmethod
     def _is_replica_failure(error: BaseException) -> bool:
-        """Return True if the error is the replica's fault.
+        """Return True if the error shows that the replica is broken or unavailable.
 
-        An EngineError concerns one request, and any other TimeoutError is the request's own
-        deadline. If these counted, one tenant could take the replica away from all others.
+        Other EngineErrors concern a single request, and other TimeoutErrors come from the request's
+        own deadline. They must not count: otherwise one tenant's requests could open the circuit
+        breaker for all tenants.
         """
         return isinstance(error, (EngineUnavailable, EngineBroken, EngineSilent))

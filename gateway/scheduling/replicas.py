@@ -1,4 +1,4 @@
-"""The replicas of one model: updates from the configuration, choice for a request, and drains."""
+"""The replicas of one model: configuration updates, drains, and the choice for a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # Interval of DNS lookups. Kubernetes publishes a pod's address about a second after the pod is
 # ready, so more lookups would gain nothing.
 _LOOKUP_PERIOD_S = 2.0
-# Time to wait for an unavailable replica: a few polls, because each replica is polled once a
+# Time to wait for an unavailable replica. It covers a few polls: each replica is polled once a
 # second.
 _RECOVERY_WAIT_S = 3.0
 _RECOVERY_POLL_S = 0.1
@@ -52,7 +52,7 @@ class Replicas:
         Args:
             make: builds the engine of an endpoint; raises ValueError for an invalid endpoint.
             limit: returns how many requests a replica may have in flight, None without a limit.
-            drain_grace_s: seconds that streams may stay on a drained or leaving replica.
+            drain_grace_s: seconds after which streams migrate from a drained or leaving replica.
         """
         self._make = make
         self._replicas: dict[str, Replica] = {}
@@ -61,10 +61,10 @@ class Replicas:
         self.queued_lanes: Callable[[], Collection[Lane]] = tuple
         """Function that returns the lanes with queued requests."""
         self.configured: list[Target] = []
-        """Targets of the last call of `configure`, with names not resolved."""
+        """Targets of the last call of `configure`. DNS names in them are not resolved."""
         self._overrides: Overrides = {}
         self._targets: dict[str, Target] = {}
-        """Configured target of each replica, by the replica's endpoint, without overrides."""
+        """Configured target of each replica by endpoint, before overrides are applied."""
         self.lookup_problem = ""
         """Why names of replicas cannot be resolved now; empty if they can."""
         self._known_variants = VariantRegistry()
@@ -76,10 +76,10 @@ class Replicas:
         self._drain_grace_s = drain_grace_s
 
     def __iter__(self) -> Iterator[Replica]:
-        """Iterate over leaving replicas that finish their requests, then over configured replicas.
+        """Iterate over leaving replicas that still have requests, then over configured replicas.
 
-        An endpoint that left and was added again may occur twice. The last one is the configured
-        one.
+        Two replicas may have the same endpoint, if the endpoint was removed and added again. The
+        configured replica then comes last.
         """
         return iter([*self._leaving, *self._replicas.values()])
 
@@ -95,7 +95,7 @@ class Replicas:
 
     @property
     def draining(self) -> bool:
-        """True while this gateway shuts down, which then is the reason of cancelled calls."""
+        """True while this gateway shuts down. Cancelled calls are then caused by the shutdown."""
         return self._draining
 
     @draining.setter
@@ -108,8 +108,8 @@ class Replicas:
     def variants(self) -> Sequence[ModelVariant]:
         """Model variants that new requests are prepared for.
 
-        Variants of unavailable replicas are included. A request that only these replicas can run is
-        therefore not rejected as unsupported. Raises EngineUnavailable while no replica is ready.
+        Variants of unavailable replicas are included, so a request that only they can run is not
+        rejected as unsupported. Raises EngineUnavailable while no replica is ready.
         """
         if not self.ready:
             raise EngineUnavailable("The inference server is not ready.")
@@ -117,7 +117,7 @@ class Replicas:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the first replica that accepts new requests, "" if there is none."""
+        """Fingerprint of the first replica that accepts new requests; "" without such a replica."""
         ready = (r.engine.fingerprint for r in self._replicas.values() if r.accepts_new)
         return next(ready, "")
 
@@ -126,10 +126,10 @@ class Replicas:
         return any(r.accepts_new and r.variant in forms for r in self._replicas.values())
 
     def lane_of(self, generation: Generation) -> Lane:
-        """Return the lane of a generation: the variants that can run it now, with its adapter.
+        """Return the lane of a generation: the model variants that can run it now.
 
-        Return None if all replicas can. If none can now, return all variants that the generation
-        was prepared for.
+        Return None if all replicas can run the generation. If no replica can run it now, return all
+        variants that it was prepared for.
         """
         if len(self._variants) < 2:
             return None
@@ -150,10 +150,10 @@ class Replicas:
         """Return True if `pick` would find a replica outside `tried`.
 
         Args:
-            tried: replicas that do not count.
+            tried: replicas to exclude.
             generation: the generation that the replica must be able to run.
-            came: when the request came, in seconds of the event loop's clock.
-            works: count only replicas whose circuit breaker is closed.
+            came: arrival time of the request, in seconds of the event loop's clock.
+            works: True to exclude replicas whose circuit breaker is open.
         """
         if works:
             there = [r for r in self._find_working(came, tried) if not r.breaker.is_open]
@@ -167,10 +167,11 @@ class Replicas:
         deadline: float,
         came: float = math.inf,
     ) -> bool:
-        """Wait until a replica outside `tried` can run the generation. Return False if none can.
+        """Wait until a replica outside `tried` can run the generation. Return False on a timeout.
 
-        An unavailable replica may be available again at the next poll. This function therefore
-        waits up to 3 s, or until `deadline`, if a configured replica could run the generation.
+        Wait at most 3 s and at most until `deadline`, because an unavailable replica may be
+        available again at its next poll. Return False at once if no configured replica could run
+        the generation.
         """
         loop = asyncio.get_running_loop()
         ends = min(deadline, loop.time() + _RECOVERY_WAIT_S)
@@ -183,9 +184,10 @@ class Replicas:
         return True
 
     async def wait_until_back(self) -> None:
-        """Return once a replica accepts requests, or 3 s after the last one was lost or added.
+        """Wait until a replica accepts requests, at most until 3 s after the last failure.
 
-        Requests wait that long because a single failed poll means little: the next may succeed.
+        The 3 s start when the last replica became unavailable or was added. Requests wait because
+        the next poll of the replica may succeed.
         """
         loop = asyncio.get_running_loop()
         while not self.ready:
@@ -197,8 +199,8 @@ class Replicas:
     def can_take(self, generation: Generation, came: float) -> bool:
         """Return True if the generation need not wait until a replica has its adapter.
 
-        Also return True if no replica of a suitable variant is ready. `came` is when the request
-        came, in seconds of the event loop's clock.
+        Also return True if no replica of a suitable variant is ready. `came` is the arrival time of
+        the request, in seconds of the event loop's clock.
         """
         forms, there = generation.forms, self._find_working(came, failing=True)
         able = [replica for replica in there if not forms or replica.variant in forms]
@@ -206,7 +208,7 @@ class Replicas:
 
     @property
     def why_not_ready(self) -> str:
-        """Reasons why no replica accepts requests, in words: the last seen state of each."""
+        """Text for operators that says for each replica why the replica accepts no requests."""
         if not self._replicas:
             names = ", ".join([target.endpoint for target in self.configured])
             return f"no address is known for {names}"
@@ -217,7 +219,7 @@ class Replicas:
 
     @property
     def selections(self) -> list[ModelSelection]:
-        """The model that replicas serve, one selection for each model variant.
+        """The selected models in Triton: one selection for each model variant.
 
         Raises EngineUnavailable while no replica accepts new requests.
         """
@@ -232,11 +234,14 @@ class Replicas:
 
     @property
     def capabilities(self) -> list[ModelCapabilities]:
-        """Capabilities of the models in `selections`. Raises EngineUnavailable as `selections`."""
+        """Capabilities of the models in `selections`.
+
+        Raises EngineUnavailable while no replica accepts new requests.
+        """
         return [selection.capabilities for selection in self.selections]
 
     async def wait_ready(self) -> None:
-        """Return once some replica has been seen serving."""
+        """Wait until some replica has been ready for the first time."""
         await self._seen_ready.wait()
 
     def pick(
@@ -252,9 +257,10 @@ class Replicas:
         Args:
             request: the request's context.
             generation: the generation to run.
-            prefixes: hashes of the prompt's prefixes. Without them, prompt caches do not count.
+            prefixes: hashes of the prompt's prefixes, to find replicas that have cached the prompt;
+                None ignores prompt caches.
             avoid: replicas that must not be chosen.
-            came: when the request came, in seconds of the event loop's clock.
+            came: arrival time of the request, in seconds of the event loop's clock.
 
         Raises:
             EngineUnavailable: no replica is available.
@@ -276,9 +282,9 @@ class Replicas:
     def _find_working(
         self, came: float, avoid: Collection[Replica] = (), *, failing: bool = False
     ) -> Iterator[Replica]:
-        """Yield the ready replicas outside `avoid` that accept a request which `came` then.
+        """Yield the ready replicas outside `avoid` that accept a request which arrived at `came`.
 
-        A drained replica still accepts requests that came before the drain. With `failing`,
+        A drained replica still accepts requests that arrived before the drain. If `failing`,
         replicas whose circuit breaker is open are included.
         """
         for replica in self._replicas.values():
@@ -293,16 +299,17 @@ class Replicas:
     def _find_candidates(
         self, avoid: Collection[Replica], generation: Generation, came: float
     ) -> list[Replica]:
-        """Return the replicas that can run the generation, filtered by preference.
+        """Return the preferred replicas among those that can run the generation.
 
-        The filters are, in this order: not drained, positive weight, last poll answered, free slot,
-        not needed by a queued request. A filter that would exclude all replicas is skipped.
+        These filters are applied in this order: not drained, positive weight, last poll answered,
+        free slot, not needed by a queued request. A filter that would exclude all remaining
+        replicas is skipped.
         """
         able = [r for r in self._find_working(came, avoid) if r.can_serve(generation)]
         if not able and avoid:
-            # Try replicas with an open circuit breaker, too: all others just failed this request.
-            # A replica of weight 0 may have failed long ago; without requests since, its breaker
-            # could not close.
+            # All replicas with a closed circuit breaker have failed this request, so try those with
+            # an open breaker, too. The breaker of a replica of weight 0 may be open for long: it
+            # closes only after a successful request, and such a replica rarely gets one.
             able = [
                 r for r in self._find_working(came, avoid, failing=True) if r.can_serve(generation)
             ]
@@ -313,7 +320,7 @@ class Replicas:
         able = [replica for replica in able if not replica.engine.suspect] or able
         roomy = [replica for replica in able if self.slots.has_free_slot(replica)] or able
         if awaited := self.queued_lanes():
-            # Leave a replica to queued requests that fit fewer variants than this generation.
+            # Leave a replica to a queued request that can run on fewer variants than `generation`.
             roomy = [
                 r for r in roomy if not self._is_needed_by_queue(r, awaited, generation)
             ] or roomy
@@ -323,12 +330,15 @@ class Replicas:
     def _is_needed_by_queue(
         replica: Replica, lanes: Collection[Lane], generation: Generation
     ) -> bool:
-        """Return True if a queued request can run on this replica and on fewer variants.
+        """Return True if a queued request needs this replica more than `generation` does.
+
+        The queued request must be able to run on this replica, and on fewer model variants than
+        `generation`.
 
         Args:
-            replica: the replica in question.
+            replica: a replica that can run `generation`.
             lanes: the lanes with queued requests.
-            generation: the generation to compare with.
+            generation: the generation that is to be sent now.
         """
         return any(
             lane is not None and replica.variant in lane and lane < generation.forms.keys()
@@ -336,14 +346,14 @@ class Replicas:
         )
 
     async def configure(self, targets: Sequence[Target]) -> None:
-        """Replace the replicas by `targets`: add new ones, remove others, and set the weights.
+        """Add new replicas, remove replicas that are not in `targets`, and set weights and drains.
 
         Removed replicas finish their requests first. Each endpoint is ``host:port``,
-        ``grpcs://host:port``, or a name as in `discovery`. Raise ValueError for an invalid
-        endpoint; the replicas then remain as they are.
+        ``grpcs://host:port``, or a DNS name (see `discovery`). Raise ValueError for an invalid
+        endpoint, without changing any replica.
         """
         if self._lookup is not None:
-            # A running lookup must not restore the old addresses while the new ones are polled.
+            # Cancel the running lookup: it would restore the old addresses.
             self._lookup.cancel()
             await asyncio.wait([self._lookup])
             self._lookup = None
@@ -365,7 +375,7 @@ class Replicas:
             await asyncio.sleep(_LOOKUP_PERIOD_S)
             try:
                 await self._apply_targets(*await resolve(self.configured))
-            except Exception:  # lookups must continue after any answer of a name server
+            except Exception:  # continue with the next lookup after any error
                 log.exception("looking up the replicas failed")
 
     async def _apply_targets(self, targets: Mapping[str, Target], away: bool) -> None:
@@ -373,7 +383,7 @@ class Replicas:
 
         Args:
             targets: the targets by endpoint, as `resolve` returns them.
-            away: True if some name could not be resolved. Then `targets` are incomplete, and no
+            away: True if the lookup of some name failed. `targets` is then incomplete, so no
                 replica is removed.
         """
         self._targets = {**(self._targets if away else {}), **targets}
@@ -393,7 +403,7 @@ class Replicas:
         for replica in self._leaving:
             again = targets.get(replica.endpoint)
             if again is not None and not again.drain:
-                # the endpoint is configured again, so its streams need not move away
+                # the endpoint is configured again, so let its streams stay
                 replica.cancel_migration()
             elif not away:
                 replica.schedule_migration(self._drain_grace_s)
@@ -408,8 +418,8 @@ class Replicas:
         for endpoint, target in targets.items():
             self._configure_replica(self._replicas[endpoint], target)
         self._update_variants()
-        # Poll the new replicas once before this returns: otherwise they would count as not ready,
-        # and the first request would fail.
+        # Poll the new replicas once before returning. Otherwise they would count as not ready, and
+        # the first request would fail.
         await asyncio.gather(*[replica.engine.refresh() for replica in new.values()])
 
     def set_overrides(self, overrides: Overrides) -> None:
@@ -442,7 +452,7 @@ class Replicas:
             log.info("replica %s takes requests again", replica.endpoint)
 
     def _update_variants(self) -> None:
-        """Update the variants, and log their differences when a new mix appears."""
+        """Update the model variants, and log how they differ when a new mix appears."""
         for replica in self._replicas.values():
             if (seen := replica.engine.last_selection) is not None:
                 replica.variant = self._known_variants.find_or_add(seen.capabilities)

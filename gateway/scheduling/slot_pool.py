@@ -1,8 +1,9 @@
 """Slots of replicas: how many requests may run at once, in total and for each lane.
 
-Each slot belongs to a replica. A request can use the slots of the replicas in its lane that work.
-Among these, replicas that are drained or have weight 0 count only if there is no other. Requests
-that are in flight on replicas which do not count use none of the slots.
+A lane is the set of model variants that can run a request. Each slot belongs to a replica. A
+request can use the slots of all working replicas whose model variant is in the request's lane.
+Drained replicas and replicas of weight 0 are counted only if no other replica is left. Requests
+that run on replicas that are not counted do not use up these slots.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ class SlotPool:
         replicas: Callable[[], Iterable[Replica]],
         limit: Callable[[ModelCapabilities], int | None],
     ) -> None:
-        """Count the slots of the replicas that `replicas` returns.
+        """Store the two callbacks.
 
-        `limit` returns how many requests a replica may have in flight, None without a limit.
+        Args:
+            replicas: returns the replicas whose slots are counted.
+            limit: returns how many requests a replica may have in flight; None means no limit.
         """
         self._replicas = replicas
         self._limit = limit
@@ -36,17 +39,18 @@ class SlotPool:
         return limit is None or replica.in_flight < limit
 
     def slots_of(self, replica: Replica) -> int | None:
-        """Return how many requests a replica may run. Return None without a limit.
+        """Return how many requests a replica may run at once. Return None if there is no limit.
 
-        Also return None for a replica that was not seen serving yet.
+        Also return None if the replica has never served the model since this process started.
         """
         selection = replica.engine.last_selection
         return None if selection is None else self._limit(selection.capabilities)
 
     def current_limit(self) -> int | None:
-        """Return how many requests may be in flight on all replicas, None without a limit.
+        """Return how many requests may be in flight on all replicas. Return None without a limit.
 
-        The limit includes the requests that are in flight on replicas which take no new requests.
+        Requests that still run on replicas without new requests are added to the limit, because
+        they are also counted as in flight.
         """
         used = self._find_replicas(None)
         slots = self._count_slots(used)
@@ -55,18 +59,18 @@ class SlotPool:
         return slots + sum([r.in_flight for r in self._replicas() if r not in used])
 
     def capacity(self, lane: Lane = None) -> int | None:
-        """Return the number of slots of a lane, as if all its circuit breakers were closed.
+        """Return the number of slots of a lane. Return None without a limit.
 
-        Return None without a limit.
+        Replicas whose circuit breaker is open are counted with all their slots.
         """
         return self._count_slots(self._find_replicas(lane, failing=True), failing=True)
 
     def scopes(self, lane: Lane, lanes: Collection[Lane], max_slots: int) -> Sequence[Scope]:
-        """Return the scopes in which a request of `lane` needs slots.
+        """Return the scopes (groups of lanes that share slots) that a request of `lane` is in.
 
-        A request needs one of `max_slots` slots and a slot on the replicas of its lane. If these
-        are only a part of the usable replicas, the request also needs one of the slots of all
-        usable replicas.
+        A request needs a free slot in each scope. The first scope has `max_slots` slots for all
+        requests. The second scope has the slots of the replicas that can run this lane. If other
+        replicas are usable as well, the third scope has the slots of all usable replicas.
 
         Args:
             lane: the lane of the request.
@@ -91,9 +95,9 @@ class SlotPool:
         all_slots = slots
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
-            # Requests of other lanes on these replicas use slots of the scope: subtract them.
-            # Requests of these lanes on other replicas use none: add them to the limit, because
-            # they are counted as in use.
+            # `within` counts this replica's requests that belong to lanes of the scope.
+            # If the replica is in the scope, subtract its requests of other lanes: they take slots.
+            # If not, add `within`: these requests are counted as in use but take no slot here.
             slots += within - replica.in_flight if replica in key else within
         return Scope(min(slots, max_slots), lanes, key, shared=min(all_slots, max_slots))
 
@@ -101,9 +105,9 @@ class SlotPool:
         return {lane for replica in self._replicas() for lane in replica.lanes}
 
     def _find_replicas(self, lane: Lane, *, failing: bool = False) -> list[Replica]:
-        """Return the replicas to which requests of a lane go.
+        """Return the replicas that get the requests of a lane.
 
-        With `failing`, replicas whose circuit breaker is open are included.
+        If `failing`, include replicas whose circuit breaker is open.
         """
         able = [
             replica
@@ -114,15 +118,16 @@ class SlotPool:
         ]
         if len(able) == 1:
             return able
-        # Use drained replicas only if there is no other: requests that came before the drain, and
-        # that no other replica can run, still go to them.
+        # Count drained replicas only if no other replica can run the lane. They still get requests
+        # that arrived before the drain and that no other replica can run.
         able = [replica for replica in able if replica.drained_at is None] or able
         return [replica for replica in able if replica.weight] or able
 
     def _count_slots(self, replicas: Iterable[Replica], *, failing: bool = False) -> int | None:
-        """Return the total number of slots of these replicas, None if one of them has no limit.
+        """Return the total number of slots of these replicas.
 
-        A replica whose circuit breaker is open counts as one slot, unless `failing`.
+        Return None if a replica has no limit. A replica whose circuit breaker is open counts as one
+        slot, or with all its slots if `failing`.
         """
         slots = 0
         for replica in replicas:

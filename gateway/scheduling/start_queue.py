@@ -1,14 +1,13 @@
-"""Queue of requests that have arrived and that the event loop has not begun to process.
+"""Queue of requests that have arrived but that the event loop has not started to process.
 
-In each iteration ("turn") of the event loop, only a limited number of queued requests begins. Every
-request that begins takes the loop's time at once, and again for each of its tokens. Without a
-limit, an overloaded loop would begin all requests that came meanwhile, fall further behind, and
-serve no request in time. With the limit, turns stay short under any load, and requests wait in a
-queue of known length. A request whose expected wait is too long is refused while that is still
-cheap: before its body is read or its key is checked.
+In each iteration ("turn") of the event loop, only a limited number of queued requests starts. A
+request takes time of the loop when it starts, and again for each of its tokens. Without the limit,
+an overloaded loop would start all arrived requests, fall further behind, and serve no request in
+time. With the limit, turns stay short under any load. A request whose expected wait is too long is
+refused early, which is cheap: before its body is read or its API key is checked.
 
-Processing is measured in units of work: one for each request, and more for large bodies. The queue
-is fair between tenants.
+The cost of a request is measured in units of work: one unit for each request, and more units for
+large bodies. Tenants that wait get equal amounts of work.
 
 See decision 085 in docs/decisions.
 """
@@ -25,47 +24,53 @@ from heapq import heappop, heappush
 from itertools import count
 
 MAX_TURN_WORK = 4
-"""Units of work that one turn of the event loop may begin.
+"""Maximum units of work of the requests that start in one turn of the event loop.
 
-They take about 3 ms. A turn of a saturated loop, tokens included, then takes 10 to 20 ms
-(`python -m bench --only overload`).
+Four units take about 3 ms. A turn of a saturated loop then takes 10 to 20 ms, including the tokens
+of running requests (`python -m bench --only overload`).
 """
 BYTES_PER_UNIT = 4096
-"""Each full 4,096 bytes of a request's body count as one more unit of work."""
+"""Body size in bytes that counts as one unit of work, in addition to the request's first unit."""
 MAX_REQUEST_WORK = 17
 """Maximum units of work of one request. A larger body is read in a thread."""
 MAX_WAIT_S = 0.6
-"""Expected wait in seconds above which a request is refused.
+"""Maximum expected wait in seconds. Requests with a longer expected wait are refused.
 
-The first token of every accepted request then comes within 1 s.
+With this limit, the first token of every accepted request comes within 1 s.
 """
 MAX_STEADY_WAIT_S = 0.85
-"""Limit that replaces `MAX_WAIT_S` while few requests are refused and the queue hardly grows.
+"""Maximum expected wait in seconds while the load is steady; replaces `MAX_WAIT_S`.
 
-Such a load comes from many clients that send their next request only after an answer.
+The load is steady while few requests are refused and the queue hardly grows. Typical for it are
+clients that send their next request only after they got an answer.
 """
 STEADY_RATIO = 2.0
-"""Maximum ratio of arriving work to work that begins at which the load counts as steady."""
+"""Maximum ratio of arriving work to starting work at which the load counts as steady."""
 BURST_S = 0.75
-"""Seconds for which the queue must have existed before it no longer counts as a burst."""
+"""Duration of a burst in seconds. A queue that has lasted longer is no burst."""
 MAX_BURST_WAIT_S = 2.0
-"""Limit that replaces `MAX_WAIT_S` during a burst, because a burst ends by itself."""
-MAX_WAITING = 1024
-"""Number of requests that may wait, for all tenants together.
+"""Maximum expected wait in seconds during a burst; replaces `MAX_WAIT_S`.
 
-If as many wait, a further request is refused if its tenant has its equal part of them.
+The limit is higher because a burst ends by itself.
+"""
+MAX_WAITING = 1024
+"""Number of waiting requests, of all tenants together, at which further requests may be refused.
+
+A further request is refused if its tenant already has an equal part of the waiting requests.
 """
 
-# Maximum length in seconds with which a turn counts for the pace. A longer turn comes from a pause
-# of the process, and such a pause says nothing about the pace.
+# Upper bound in seconds for the measured duration of a turn. A longer turn is caused by a pause of
+# the process, which would falsify the measured work per second.
 _MAX_TURN_S = 0.25
-# Pace (work per second) that is assumed for a new queue, as if measured for this many seconds.
+# Initial values of the measurements for a new queue: work per second, and seconds measured.
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
-# Counts are halved once they cover twice as many seconds as this.
+# Measurements are halved once they cover more than twice this many seconds, so that old values lose
+# weight.
 _MEMORY_S = 0.5
-# A queue that forms within this many seconds after the last one continues its measurements, and is
-# not a burst if the last one refused requests: the queue is empty for moments during a long flood.
+# During a long flood of requests the queue is empty for moments. A queue that forms within this
+# many seconds after the last one therefore continues the last one's measurements. If the last queue
+# refused requests, the new queue does not count as a burst.
 _CALM_S = 5.0
 
 _BUSY = (
@@ -77,14 +82,14 @@ _REFUSING_S = 1.0
 _REFUSING_RATIO = 0.5
 
 Begin = Callable[[], bool]
-"""Function that begins a request. Returns False if the request's client has disconnected."""
+"""Function that starts a request. Returns False if the request's client has disconnected."""
 
 
 def work_of(length: int | None) -> int:
     """Return the units of work of a request.
 
-    `length` is the size of the request's body in bytes. None means unknown and counts as the
-    maximum.
+    `length` is the size of the request's body in bytes, or None if the size is unknown. A request
+    of unknown size counts as `MAX_REQUEST_WORK` units.
     """
     if length is None:
         return MAX_REQUEST_WORK
@@ -93,7 +98,10 @@ def work_of(length: int | None) -> int:
 
 @dataclass(slots=True)
 class _TenantQueue:
-    """The waiting requests of one tenant, each with its work, and the total of their work."""
+    """Waiting requests of one tenant as pairs (units of work, function that starts the request).
+
+    `work` is the sum of their units of work.
+    """
 
     requests: deque[tuple[int, Begin]] = field(default_factory=deque)
     work: int = 0
@@ -102,8 +110,8 @@ class _TenantQueue:
 class StartQueue:
     """Queue of requests that wait for the event loop, by tenant.
 
-    Not thread-safe: use an instance in one event loop only. Waiting tenants get equal parts of the
-    work that begins. While the loop is idle, a request begins at once, and the queue costs no time.
+    Not thread-safe: use an instance in one event loop only. Waiting tenants get equal amounts of
+    work per turn. While the loop is not busy, requests start at once and skip the queue.
     """
 
     def __init__(
@@ -122,16 +130,16 @@ class StartQueue:
         self._call_soon = call_soon
         self._queues: dict[str, _TenantQueue] = {}
         self._order: list[tuple[int, int, str]] = []
-        """Heap of the tenants with waiting requests; the one with the least served work is first.
+        """Heap of tenants with waiting requests. The tenant with the least served work is first.
 
-        An entry is the tenant's served work, a number that breaks ties, and the tenant's name.
+        An entry consists of the tenant's served work, a number that breaks ties, and its name.
         """
         self._served = 0
         self._served_ahead: dict[str, int] = {}
         """Served work of tenants whose queue became empty while other tenants wait.
 
-        Remembered because a tenant that always has a single waiting request would otherwise count
-        as new each time, and be served first.
+        Without this record, a tenant that always has a single waiting request would count as a new
+        tenant each time, and would always be served first.
         """
         self._numbers = count()
         self._waiting = 0
@@ -140,17 +148,17 @@ class StartQueue:
         self._has_turn = False
         self._age_s, self._measured = 0.0, -math.inf
         self._asked = self._begun = self._watched_s = 0.0
-        """Recent work that arrived, recent work that began, and the seconds in which both did.
+        """Units of work that arrived, units of work that started, and the seconds they cover.
 
         Only times in which requests waited are included.
         """
         self._refused_count = self._begun_count = 0.0
-        """Number of requests that were refused, and of requests that began, in the same seconds."""
+        """Number of refused requests, and of started requests, within `_watched_s`."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
         self._has_refused = False
-        """True if requests were refused since the queue was last empty."""
+        """True if a request was refused since the queue was last empty."""
 
     @property
     def waiting(self) -> int:
@@ -164,16 +172,16 @@ class StartQueue:
 
     @property
     def problem(self) -> str:
-        """Warning text while requests are refused and for a minute after; otherwise empty."""
+        """Warning text for the operator if a request was refused in the last minute, else ""."""
         return _BUSY if self._clock() - self._refused_at < _LASTS_S else ""
 
     @property
     def is_refusing(self) -> bool:
-        """True while many requests are refused: at least one for every two that begin.
+        """True while many requests are refused: at least one for every two that start.
 
-        Remains true for up to a second after the last refusal. Always False during a burst.
+        Remains True for up to a second after the last refusal. Always False during a burst.
 
-        A few refusals say little: any client can cause them with requests that look expensive.
+        Few refusals are no sign of overload: any client can cause some with large request bodies.
         """
         return (
             self._clock() - self._refused_at < _REFUSING_S
@@ -182,9 +190,9 @@ class StartQueue:
         )
 
     def yield_to(self, is_late: Callable[[], bool]) -> None:
-        """Limit each turn to one request while `is_late` returns True.
+        """Limit each turn to one unit of work while `is_late` returns True.
 
-        `is_late` returns True while requests that have begun get their tokens too late.
+        `is_late` returns True while running requests get their tokens too late.
         """
         self._is_late = is_late
 
@@ -193,9 +201,9 @@ class StartQueue:
         return 1 if self._is_late() else MAX_TURN_WORK
 
     def try_begin(self, work: int) -> bool:
-        """Return True if a request may begin now, without waiting.
+        """Return True if a request may start now, without waiting.
 
-        The request's work then counts as begun in this turn.
+        If True, `work` is counted for the current turn, so the caller must start the request.
         """
         if self._waiting or self._turn_work >= self._max_turn_work:
             return False
@@ -203,15 +211,15 @@ class StartQueue:
         return True
 
     def wait(self, tenant: str, work: int, begin: Begin) -> float | None:
-        """Queue a request, and return None. `begin` is called when the request may begin.
+        """Queue a request and return None, or refuse it and return its expected wait in seconds.
 
-        If the expected wait is too long, do not queue the request, and return the expected wait in
-        seconds.
+        A request is refused if its expected wait is too long. `begin` is called when a queued
+        request may start.
 
         Args:
             tenant: the tenant's name.
             work: the request's units of work.
-            begin: begins the request.
+            begin: starts the request.
         """
         if (wait_s := self.find_refusal(tenant, work)) is not None:
             return wait_s
@@ -233,7 +241,7 @@ class StartQueue:
     def find_refusal(self, tenant: str, work: int) -> float | None:
         """Return the expected wait in seconds if a request must be refused, None otherwise.
 
-        The request is then counted as refused, so the caller must refuse it.
+        If the result is not None, the request is counted as refused, so the caller must refuse it.
         """
         queue = self._queues.get(tenant)
         if queue is None or not self._is_too_much(queue, work):
@@ -245,7 +253,7 @@ class StartQueue:
         return self._expected_s(queue.work + work)
 
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
-        """Return True if one more request of a tenant that already waits must be refused."""
+        """Return True if one more request must be refused, for a tenant with waiting requests."""
         if self._waiting >= MAX_WAITING and len(queue.requests) * len(self._queues) >= MAX_WAITING:
             return True
         return self._expected_s(queue.work + work) > self._max_wait_s
@@ -258,9 +266,10 @@ class StartQueue:
         return MAX_STEADY_WAIT_S if is_steady else MAX_WAIT_S
 
     def _expected_s(self, own: int) -> float:
-        """Return the seconds until a tenant will have been served `own` units of work.
+        """Return the expected seconds until a tenant's next `own` units of work are served.
 
-        In this time, each other waiting tenant is served as much, or all that it has.
+        In the same time, every other waiting tenant is assumed to get `own` units as well. The
+        estimate never exceeds the time for all queued work.
         """
         ahead = min(self._work + own, own * len(self._queues))
         return ahead * self._took_s / self._done
@@ -290,7 +299,7 @@ class StartQueue:
             call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Begin as many requests as one turn of the event loop may, and update the pace."""
+        """Start queued requests up to the limit of one turn, and update the measurements."""
         self._has_turn = False
         self._turn_work = 0
         if not self._waiting:
@@ -302,7 +311,7 @@ class StartQueue:
         most = self._max_turn_work
         while self._waiting and self._turn_work < most:
             self._begin_next()
-        if self._turn_work >= most:  # only a full turn shows how much work can begin per second
+        if self._turn_work >= most:  # only a full turn shows how much work can start per second
             self._took_s += turn_s
             self._done += self._turn_work
         if self._took_s > 2 * _MEMORY_S:

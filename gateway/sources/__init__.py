@@ -1,3 +1,1 @@
-"""Sources from which adapters are fetched: local folders, Hugging Face's cache, https servers and
-S3 buckets.
-"""
+"""Sources of LoRA adapters: local folders, the Hugging Face cache, https servers and S3 buckets."""

@@ -1,6 +1,6 @@
-"""Sources on this machine's disks: folders, and the cache that Hugging Face's tools fill.
+"""Sources of LoRA adapters on this machine's disks: folders, and the Hugging Face cache.
 
-The cache's layout (huggingface_hub, "Understand caching"): ``models--OWNER--NAME/refs/REVISION``
+Layout of the cache (huggingface_hub, "Understand caching"): ``models--OWNER--NAME/refs/REVISION``
 contains the hash of a commit. ``snapshots/COMMIT/`` has the files, as links into ``blobs/``.
 """
 
@@ -19,14 +19,17 @@ _COMMIT_CHARS = 40
 
 
 class LocalFolder(NamedTuple):
-    """A folder. Its files must lie in the folder `within` after resolving links."""
+    """A folder with an adapter's files.
+
+    After resolving links, all files must be inside the folder `within`.
+    """
 
     folder: Path
     within: Path
 
 
 def find_hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder in which huggingface_hub stores its downloads."""
+    """Return the folder of the Hugging Face cache, by the same rules as huggingface_hub."""
     if cache := environment.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     general = environment.get("XDG_CACHE_HOME", "~/.cache")
@@ -40,8 +43,8 @@ def find_folder(source: Source, below: Iterable[Path] | None) -> LocalFolder:
     `below` lists the allowed parent folders, after resolving links; None allows any folder.
 
     Raises:
-        SourceNotAllowed: the folder is not allowed, or does not exist. The message is the same for
-            both, so that it does not reveal which folders exist.
+        SourceNotAllowed: the folder is not allowed, or does not exist. The message is the same in
+            both cases, because it must not reveal which folders exist.
         MissingFile: `below` is None, and the folder does not exist.
     """
     folder = Path(str(source))
@@ -58,23 +61,22 @@ def find_folder(source: Source, below: Iterable[Path] | None) -> LocalFolder:
 
 
 def is_folder_below(root: Path, folder: Path) -> bool:
-    """Return True if `folder` is a folder that lies in `root` after resolving all links.
+    """Return True if `folder` is a folder that is inside `root` after resolving all links.
 
     Return False for invalid paths (NUL characters, overlong names, circular links) and for folders
     that this process may not read.
     """
-    # Use os.path, whose functions return False for invalid paths; pathlib's methods raise.
+    # Use os.path: its functions return False for invalid paths, and pathlib's methods raise.
     return os.path.isdir(folder) and Path(os.path.realpath(folder)).is_relative_to(
         os.path.realpath(root)
     )
 
 
 def find_snapshot(source: Source, cache: Path, root: Path | None) -> LocalFolder:
-    """Return the folder of an ``hf`` source: the snapshot in `cache` or, if there is none,
-    ``OWNER/NAME`` in `root`.
+    """Return the folder of an ``hf`` source, without downloading anything.
 
-    Nothing is downloaded. A folder in `root` has no revisions, so it is used only for a source
-    without a revision. Raise `MissingFile` if neither exists.
+    This is the snapshot in `cache`. If there is no snapshot and the source has no revision, it is
+    the folder ``OWNER/NAME`` in `root`. Raise `MissingFile` if neither folder exists.
     """
     owner, name, *inner = source.path
     model = cache / f"models--{owner}--{name}"
@@ -92,9 +94,9 @@ def find_snapshot(source: Source, cache: Path, root: Path | None) -> LocalFolder
 
 
 def _find_commit(model: Path, revision: str) -> str | None:
-    """Return the full hash of the commit that a branch, tag or abbreviated hash names.
+    """Return the full commit hash for `revision`: a branch, a tag or an abbreviated hash.
 
-    Return None if it is unknown or ambiguous.
+    Return None if the revision is not in the cache, or if the abbreviated hash is ambiguous.
     """
     try:
         commit = (

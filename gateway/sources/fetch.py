@@ -1,8 +1,8 @@
-"""Fetching of an adapter's files from a source to a folder, within limits of size and time.
+"""Fetching of an adapter's files from a source, with limits of size and time.
 
-Remote sources are read in a thread with its own event loop. So slow downloads do not delay the
-event loop that serves requests, and a request that waits for a download can be cancelled at any
-moment.
+Remote sources are read in a separate thread with its own event loop. Downloads therefore do not
+delay the event loop that serves requests, and a request that waits for a download can be cancelled
+at any moment.
 
 See decision 031 in docs/decisions.
 """
@@ -41,25 +41,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MiB = 1024 * 1024
-# Size limits of the files other than the weights. These files are read into memory.
+# Size limits in bytes of the files other than the weights. These files are read into memory.
 _MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
-"""Files that are requested from a remote source. The first two must exist."""
-# Age after which a folder of downloaded files is removed as a leftover of a killed process. Any
-# fetch ends sooner.
+"""Files that are requested from a remote source. The first two files must exist."""
+# Age in seconds at which a folder of downloaded files is removed. Every fetch takes less time, so
+# such a folder was left by a process that was killed.
 _LEFTOVER_AGE_S = 86400.0
 _DISK_THREADS = 4
 _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Value that changes when the content of a source changes; () if changes cannot be detected."""
+"""Value that changes when a source's content changes; () if changes cannot be detected."""
 
 
 class FetchedFiles(NamedTuple):
-    """A folder with the files of a source, valid until the context of `fetch` ends.
+    """A folder with the files of a source. It exists until the context of `fetch` ends.
 
-    All files must lie in the folder `within` after resolving links.
+    After resolving links, all files must be inside the folder `within`. `stamp` changes when the
+    source's content changes.
     """
 
     folder: Path
@@ -68,7 +69,7 @@ class FetchedFiles(NamedTuple):
 
 
 class Sources:
-    """Fetcher of adapters from allowed sources, with its threads."""
+    """Fetcher of adapter files from allowed sources. It owns the threads that do the work."""
 
     def __init__(
         self,
@@ -82,11 +83,11 @@ class Sources:
         """Create the fetcher.
 
         Args:
-            incoming: folder for files that are being fetched.
-            allowed: prefixes of the sources that requests may name.
-            root: a further folder whose subfolders requests may name.
-            max_bytes: limit of the weights file's size.
-            timeout_s: limit of the duration of one fetch.
+            incoming: folder for downloaded files.
+            allowed: prefixes of the sources that requests may use.
+            root: another folder whose subfolders requests may use; None for no such folder.
+            max_bytes: maximum size of the weights file.
+            timeout_s: maximum duration of one fetch in seconds.
         """
         self._incoming = incoming
         self._allowed = tuple(allowed)
@@ -98,7 +99,7 @@ class Sources:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def check(self, source: Source) -> None:
-        """Raise `SourceNotAllowed` if requests may not name this source."""
+        """Raise `SourceNotAllowed` if requests may not use this source."""
         if source.scheme == "file" and self._root is not None:
             return  # `find_folder` checks the folder later
         if not source.is_allowed(self._allowed):
@@ -107,7 +108,7 @@ class Sources:
             )
 
     async def read_stamp(self, source: Source, *, trusted: bool = False) -> Stamp:
-        """Return the stamp of the source's current content. Raise the errors of `fetch`."""
+        """Return the stamp of the source's current content. Raise the same errors as `fetch`."""
         if source.scheme in ("file", "hf"):
             _, stamp = await self.in_thread(
                 source, partial(self._find_stamped_folder, source, trusted)
@@ -116,10 +117,10 @@ class Sources:
         return await self._run_remote(source, self._read_remote_stamp(source, trusted))
 
     async def read_stamps(self, sources: Iterable[Source]) -> list[Stamp | None]:
-        """Return the stamps of local sources, in their order; None for a source that does not
-        exist.
+        """Return the stamps of local sources in the same order, None for a missing source.
 
-        The sources must come from the configuration, because they are not checked.
+        The sources must come from the configuration, because this method does not check if requests
+        may use them.
 
         Raise `SourceUnavailable` if a disk does not respond in time.
         """
@@ -136,16 +137,20 @@ class Sources:
     ) -> AsyncIterator[FetchedFiles]:
         """Return a context manager that provides the files of a source.
 
-        Callers with the same `who` download one after the other. Local files are used directly,
-        without a copy. `trusted` is True if the source comes from the configuration, not from a
-        request.
+        Local files are used without a copy.
+
+        Args:
+            source: the source.
+            who: identifies the caller. Callers with the same value download one after the other.
+            trusted: True if the source comes from the configuration, not from a request. A trusted
+                source need not be in the list of allowed sources.
 
         Raises:
-            SourceNotAllowed: requests may not name this source.
+            SourceNotAllowed: requests may not use this source.
             SourceUnavailable: the source cannot be read, or not in time.
             MissingFile: a required file does not exist.
             TooLarge: a file exceeds its limit.
-            CorruptFile: a file has another size than announced.
+            CorruptFile: a file's size differs from the size that the server announced.
             StoreError: the local disk is full or fails.
         """
         if not trusted:
@@ -173,15 +178,16 @@ class Sources:
     async def in_thread(self, source: object, work: Callable[[], T]) -> T:
         """Run `work` in a thread for disk access, and return its result.
 
-        These threads are separate, so that a disk that hangs blocks no others. Raise
-        `SourceUnavailable` after the timeout; `source` is named in the message.
+        These threads are used for nothing else, so a disk that hangs blocks no other work. Raise
+        `SourceUnavailable` after the timeout; the message names `source`.
         """
         loop = asyncio.get_running_loop()
         return await self._wait_in_time(source, loop.run_in_executor(self._threads, work))
 
     async def _run_remote(self, source: Source, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the event loop for downloads and return its result. Cancel it if the caller
-        is cancelled.
+        """Run `work` in the event loop for downloads, and return its result.
+
+        If the caller is cancelled, `work` is cancelled, too.
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -201,7 +207,7 @@ class Sources:
             raise SourceUnavailable("request", "source", str(source), limit) from None
 
     async def _read_remote_stamp(self, source: Source, trusted: bool) -> Stamp:
-        # Import here, because this import takes a tenth of a gateway's start time.
+        # Import here, because this import takes 10 % of the gateway's start time.
         from gateway.sources import remote  # noqa: PLC0415
 
         async with remote.open_location(
@@ -225,8 +231,8 @@ class Sources:
             for name, file in found.items():
                 if file is not None:
                     await self._receive(location, name, file, folder / name)
-            # Check that no file has changed: if a new release of the adapter was published during
-            # the fetch, the files may be a mix of both releases.
+            # Check that no file has changed during the fetch. Otherwise a new release may have been
+            # published, and the fetched files may be a mix of both releases.
             for name, file in found.items():
                 if await location.stat(name) != file:
                     raise remote.unavailable_error(
@@ -239,11 +245,11 @@ class Sources:
     ) -> None:
         """Download one file to `path`.
 
-        Raise `TooLarge` as soon as the limit is exceeded, and `CorruptFile` if the size is not the
-        announced one.
+        Raise `TooLarge` as soon as the size limit is exceeded. Raise `CorruptFile` if the size
+        differs from the announced size.
         """
         size = 0
-        # Write without a thread: this event loop serves no requests, so blocking is harmless.
+        # Write in this event loop, which may block because it serves no requests.
         with store_errors(_INCOMING), path.open("xb") as written:
             async with aclosing(location.read(name)) as pieces:
                 async for piece in pieces:
@@ -262,10 +268,10 @@ class Sources:
         return _MAX_FILE_BYTES.get(name, self._max_bytes)
 
     def _may_redirect_to(self, source: Source, trusted: bool, target: Source) -> bool:
-        """Return True if a redirect from `source` may lead to `target`.
+        """Return True if a redirect from `source` to `target` may be followed.
 
-        `target` must be an allowed source or, if the source is trusted, on the same host as the
-        source.
+        `target` must be an allowed source. If `source` is trusted, `target` may also be any source
+        on the same host.
         """
         return target.is_allowed(self._allowed) or (
             trusted and target.authority == source.authority
@@ -292,14 +298,14 @@ class Sources:
     def _make_folder(self) -> Path:
         self._incoming.mkdir(parents=True, exist_ok=True)
         for left in self._incoming.iterdir():
-            with suppress(FileNotFoundError):  # another fetch has just removed its folder
+            with suppress(FileNotFoundError):  # another fetch may have just removed its folder
                 if time.time() - left.stat().st_mtime > _LEFTOVER_AGE_S:
                     shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the event loop until it is stopped. Then cancel the remaining tasks and close it."""
+    """Run the event loop until it is stopped. Then cancel its remaining tasks and close it."""
 
     async def end() -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -322,10 +328,9 @@ def _build_stamp(source: Source, found: Iterable[RemoteFile | None]) -> Stamp:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return the stamp of an adapter's folder, which changes when any of its files is replaced or
-    written to.
+    """Return the stamp of an adapter's folder. This function blocks.
 
-    This blocks.
+    The stamp changes when any of the adapter's files is replaced or written to.
     """
 
     def status(name: str) -> object:

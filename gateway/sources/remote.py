@@ -1,7 +1,7 @@
 """Remote locations of adapter files: https servers and S3 buckets.
 
-All code of this module runs in the event loop for downloads (see `fetch`), never in the one that
-serves requests.
+All code of this module runs in the event loop for downloads (see `fetch`), never in the event loop
+that serves requests.
 
 See decision 031 in docs/decisions.
 """
@@ -28,16 +28,17 @@ _CHUNK_BYTES = 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
-# Statuses with which servers answer HEAD if they do not support it, or if a URL is signed for GET
-# only.
+# Status codes of servers that do not support HEAD, or whose signed URLs are valid only for GET.
 _NO_HEAD_STATUSES = (400, 401, 403, 405, 501)
 _ABSENT_STATUSES = (404, 410)
 
 
 class RemoteFile(NamedTuple):
-    """Properties of a remote file. `size` is in bytes, None if unknown.
+    """Properties of a remote file.
 
-    `tag` changes with the content; it is empty if the server sends none.
+    Attributes:
+        size: size in bytes; None if unknown.
+        tag: a text that changes with the content (ETag or date); "" if the server sends none.
     """
 
     size: int | None
@@ -47,12 +48,14 @@ class RemoteFile(NamedTuple):
 class RemoteLocation(Protocol):
     """A folder on another machine, from which files are read.
 
-    Methods raise `SourceUnavailable`, and `SourceNotAllowed` for a redirect to a forbidden source.
+    Methods raise `SourceUnavailable` if reading fails, and `SourceNotAllowed` for a redirect to a
+    source that is not allowed.
     """
 
     async def stat(self, name: str) -> RemoteFile | None:
-        """Return size and tag of a file without reading its content. Return None if it does not
-        exist.
+        """Return size and tag of a file, without reading its content.
+
+        Return None if the file does not exist.
         """
 
     def read(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -62,7 +65,7 @@ class RemoteLocation(Protocol):
 class Https:
     """A folder on an https server.
 
-    Redirects are followed if they lead to https and `allowed` returns True for the target.
+    A redirect is followed if its target is an https URL for which `allowed` returns True.
     """
 
     def __init__(
@@ -110,9 +113,9 @@ class Https:
         raise unavailable_error(name, "too many redirects")
 
     def _follow_redirect(self, name: str, url: str) -> Source:
-        """Return the target of a redirect. Raise `SourceNotAllowed` if it is not allowed.
+        """Return the target of a redirect. Raise `SourceNotAllowed` if the target is not allowed.
 
-        The target has no user and password, because these are for the first server only.
+        The target has no user and password: the original source's are never sent to it.
         """
         if url.startswith("https://"):
             source = parse(url)
@@ -127,7 +130,7 @@ class Https:
 class S3:
     """A folder in an S3 bucket.
 
-    botocore finds credentials, region and endpoint in the environment.
+    botocore reads credentials, region and endpoint from the environment.
     """
 
     def __init__(self, source: Source, filesystem: Any) -> None:
@@ -139,7 +142,8 @@ class S3:
             found = await self._filesystem._info(self._path(name))
         except FileNotFoundError:
             return None
-        # Catch all exceptions: errors of botocore, aiohttp and the system have no common class.
+        # Catch all exceptions, because those of botocore, aiohttp and the operating system have no
+        # common base class.
         except Exception as error:
             raise unavailable_error(name, f"{type(error).__name__} {error}") from None
         if found["type"] != "file":
@@ -152,7 +156,7 @@ class S3:
             async with file:
                 while piece := await file.read(_CHUNK_BYTES):
                     yield piece
-        except Exception as error:  # all types, as in `stat`
+        except Exception as error:  # all types, for the same reason as in `stat`
             raise unavailable_error(name, f"{type(error).__name__} {error}") from None
 
     def _path(self, name: str) -> str:
@@ -165,11 +169,11 @@ async def open_location(
 ) -> AsyncIterator[RemoteLocation]:
     """Return a context manager that opens an ``https`` or ``s3`` source.
 
-    `allowed` returns True if a redirect may lead to its argument.
+    `allowed` is called with the target of each redirect, and returns True to follow the redirect.
 
     Raises:
         SourceUnavailable: the source cannot be used now.
-        SourceUnsupported: a package for ``s3`` is not installed.
+        SourceUnsupported: the package that reads ``s3`` sources is not installed.
     """
     if source.scheme == "https":
         timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
@@ -182,7 +186,7 @@ async def open_location(
             yield Https(source, client, allowed)
         return
     try:
-        from s3fs import S3FileSystem  # noqa: PLC0415  # an optional package, and a large one
+        from s3fs import S3FileSystem  # noqa: PLC0415  # a large, optional package
     except ImportError as error:
         raise SourceUnsupported(
             *("request", "source", f"s3:// without {error.name}", "other sources"),
@@ -196,7 +200,7 @@ async def open_location(
     )
     try:
         session = await filesystem.set_session()
-    except Exception as error:  # all types, as in `S3.stat`
+    except Exception as error:  # all types, for the same reason as in `S3.stat`
         raise unavailable_error("request", f"{type(error).__name__} {error}") from None
     try:
         yield S3(source, filesystem)
@@ -205,8 +209,10 @@ async def open_location(
 
 
 def _load_trust() -> ssl.SSLContext | bool:
-    """Return the value for httpx's `verify`: a context with the authorities of SSL_CERT_FILE, or
-    True for httpx's default.
+    """Return the value for httpx's parameter `verify`.
+
+    This is a TLS context with the certificate authorities in SSL_CERT_FILE. If SSL_CERT_FILE is not
+    set, it is True, which means httpx's default authorities.
     """
     file = os.environ.get("SSL_CERT_FILE")
     return _watch_trust(Path(file)).value if file else True

@@ -1,9 +1,9 @@
-"""Strict parsing of the name of an adapter source.
+"""Strict parser for sources of LoRA adapters.
 
 A source is an absolute folder, ``https://HOST/FOLDER``, ``s3://BUCKET/FOLDER`` or
-``hf://OWNER/NAME[@REVISION]``; the adapter's files are in this folder. HTTP requests are built from
-the parsed and validated parts, never from the text, which servers and libraries might parse
-differently.
+``hf://OWNER/NAME[@REVISION]``. The adapter's files are in this folder. HTTP requests are built only
+from validated components of the URL, because libraries and servers might parse the original text in
+another way.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Source:
 
     Attributes:
         scheme: the protocol or location.
-        authority: the host, with the port unless it is 443, or the bucket; "" for others.
-        path: the path's components, %-encoded as they were given.
+        authority: the host of an ``https`` source, with the port unless it is 443; the bucket of an
+            ``s3`` source; "" for other sources.
+        path: the components of the path, with the %-encoding of the original text.
         revision: branch, tag or commit of an ``hf`` source, if given.
         user: ``NAME:PASSWORD`` of an ``https`` source, if given. Secret.
         query: query string of an ``https`` source. Secret.
@@ -46,7 +47,7 @@ class Source:
     query: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Return the source's name without user, password and query, for storing and showing."""
+        """Return the source as text without secrets: without user, password and query."""
         inner = "/".join(self.path)
         if self.scheme == "file":
             return f"/{inner}"
@@ -54,17 +55,17 @@ class Source:
         return f"{text}@{self.revision}" if self.revision else text
 
     def url(self, name: str | None = None) -> str:
-        """Return the URL of the file `name` in the source, or of the source itself.
+        """Return the URL of the file `name` in the source. Without `name`, return the source's URL.
 
-        The URL has the query, which may be secret, but no user and password.
+        The URL includes the query, which may be secret. It does not include user and password.
         """
         inner = "/".join(self.path if name is None else (*self.path, name))
         return f"{self.scheme}://{self.authority}/{inner}{'?' if self.query else ''}{self.query}"
 
     def is_below(self, prefix: Source) -> bool:
-        """Return True if this source is `prefix` or lies below `prefix`.
+        """Return True if this source equals `prefix` or is in a folder below `prefix`.
 
-        Complete path components are compared: ``s3://a/lora-2`` is not below ``s3://a/lora``.
+        Path components are compared completely: ``s3://a/lora-2`` is not below ``s3://a/lora``.
         """
         return (self.scheme, self.authority) == (prefix.scheme, prefix.authority) and (
             self.path[: len(prefix.path)] == prefix.path
@@ -75,7 +76,7 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """Parse the name of a source. Raise `InvalidSource`, whose message quotes no secret."""
+    """Parse a source. Raise `InvalidSource` if it is invalid; the message contains no secret."""
     source = parse_prefix(text)
     if source.scheme == "hf" and len(source.path) < 2:
         raise _invalid_source(source, "hf://OWNER/NAME@REVISION")
@@ -128,16 +129,16 @@ def _parse_https(netloc: str, port: int | None, host: str, path: str, query: str
 def _parse_path(path: str, *, quoted: bool = True) -> tuple[str, ...]:
     """Return the components of a path.
 
-    Raise `InvalidSource` for components that some server might interpret as ``..`` or as several
+    Raise `InvalidSource` for a component that some server might interpret as ``..``, or as several
     components.
     """
     names = tuple(path.strip("/").split("/")) if path.strip("/") else ()
     for name in names:
         try:
             plain = unquote(name, errors="strict") if quoted else name
-        except UnicodeDecodeError:  # refuse: some servers decode %c0%ae to a dot
+        except UnicodeDecodeError:  # some servers decode the invalid bytes %c0%ae to a dot
             raise _invalid_source("a path with quoted bytes that are not UTF-8", _ALLOWED) from None
-        # Check the part before a semicolon: some servers ignore the rest.
+        # Check only the text before a semicolon, because some servers ignore the text after it.
         meant = plain.partition(";")[0] if quoted else plain
         if meant in ("", ".", "..") or (quoted and any(each in plain for each in "/\\%\0")):
             raise _invalid_source(

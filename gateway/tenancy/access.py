@@ -1,6 +1,6 @@
-"""Access control: identifies tenants and admins by key, and decides which models a tenant may use.
+"""Access control: identifies tenants and admins by API key, and checks which models they may use.
 
-Keys come from the configuration file, or from admins who created them over the API ("issued keys").
+Keys are in the configuration file, or were created by an admin over the API ("issued keys").
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gateway.tenancy.wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
 
-_MAX_KEY_CHARS = 512  # characters; the gateway's own keys have 46
+_MAX_KEY_CHARS = 512  # maximum length of a key; the gateway creates keys with 46 characters
 _MAX_WRONG_KEYS = 20
 _MAX_NAMES = 10_000
 _ADMIN_ID_CHARS = len("sha256:") + 8
@@ -52,7 +52,7 @@ class _Keys(NamedTuple):
     Attributes:
         tenants: tenant of each key in the configuration file; None if requests need no key.
         admins: hashes of admin keys.
-        issued: tenant and record of each key made over the API; None until they are loaded.
+        issued: tenant and record of each key created over the API; None until these are loaded.
     """
 
     tenants: Mapping[str, Tenant] | None
@@ -61,10 +61,10 @@ class _Keys(NamedTuple):
 
 
 class Access:
-    """Keys in force, and the rights of their owners.
+    """Valid keys, and the rights of their owners.
 
-    `update` replaces all keys of the configuration file, and `set_issued_keys` all keys made over
-    the API.
+    `update` replaces the keys of the configuration file. `set_issued_keys` replaces the keys that
+    were created over the API.
     """
 
     def __init__(self, settings: Settings, unknown_models: UnknownModels) -> None:
@@ -80,10 +80,9 @@ class Access:
         self._names: dict[tuple[str, ...], str] = {}
         """Cache of `find_tenant_name`: tenants' names by the credentials of a request."""
         self.uses: dict[str, int] = {}
-        """Time of the last use of each key made over the API, by the key's id.
+        """Times of the last use of issued keys, by the key's id.
 
-        In seconds since 1970, rounded down to a minute. Has only the uses since the last
-        `take_uses`.
+        Times are in seconds since 1970, rounded down to a minute. `take_uses` resets them.
         """
 
     def update(self, configuration: Configuration) -> None:
@@ -92,10 +91,10 @@ class Access:
         self._apply_keys()
 
     def set_issued_keys(self, records: Records) -> None:
-        """Replace the keys made over the API.
+        """Replace the keys that were created over the API.
 
-        Until the first call, a key that is not in the configuration file may be an issued key.
-        `tenant` then raises KeysUnavailable instead of InvalidKey.
+        Until the first call, any key that is not in the configuration file may be an issued key.
+        `tenant` therefore raises KeysUnavailable instead of InvalidKey for such a key.
         """
         if records is not self._records:
             self._records = records
@@ -127,13 +126,14 @@ class Access:
         return self._keys.tenants is None
 
     def tenant(self, credentials: Sequence[str]) -> Tenant | None:
-        """Return the tenant that a request belongs to, by the first credential with a valid key.
+        """Return the tenant of a request: the owner of the first valid key in `credentials`.
 
         Return None if requests need no key. `credentials` are values of `Authorization` headers.
 
         Raises:
             InvalidKey: no credential has a valid key.
-            KeysUnavailable: a credential cannot be checked now, and no other has a valid key.
+            KeysUnavailable: no credential is known to be valid, and at least one of them cannot be
+                checked now.
         """
         tenants = self._keys.tenants
         if tenants is None:
@@ -147,9 +147,10 @@ class Access:
         raise next((error for error in refusals if isinstance(error, KeysUnavailable)), refusals[0])
 
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
-        """Return the name of the tenant that credentials belong to, "" if they are unknown.
+        """Return the name of the tenant whose key is in `credentials`. Return "" if unknown.
 
-        Do not admit a request for this name alone: the key may have expired. Use `tenant` for that.
+        Never admit a request because of this result: the key may have expired. `tenant` checks
+        that.
         """
         tenants, _, issued = self._keys
         if tenants is None:
@@ -171,8 +172,8 @@ class Access:
     def _remember_name(self, asked: tuple[str, ...], name: str) -> None:
         """Cache the tenant's name for these credentials.
 
-        Clients choose what they send as credentials. Long ones are therefore not cached, and a full
-        cache is cleared.
+        Clients can send any text as credentials. To bound the cache's memory, long credentials are
+        not cached, and a full cache is cleared.
         """
         if sum(map(len, asked)) > 2 * _MAX_KEY_CHARS:
             return
@@ -184,8 +185,8 @@ class Access:
         tenant = tenants.get(given)
         if tenant is None:
             return self._find_issued(given)
-        # Compare in constant time. The lookup above needs no constant time: it used a hash of the
-        # key, so its duration reveals nothing about a valid key.
+        # Compare in constant time. The dict lookup above is not in constant time, which is safe: it
+        # uses a hash of the key, so its duration reveals nothing about a valid key.
         if not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
         return tenant
@@ -207,10 +208,10 @@ class Access:
     def admin(self, credentials: Sequence[str], address: str | None) -> str:
         """Return the id of the admin who sent a request.
 
-        The id is ``sha256:`` and the first 8 digits of the key's hash. A request without an admin
-        key counts as one wrong key of its address, however many credentials it has. A right key is
-        accepted even after many wrong keys: otherwise, clients that share the address could lock
-        the admin out.
+        The id is ``sha256:`` and the first 8 digits of the key's hash. A request without a valid
+        admin key counts as one wrong key of its address, even if it has several credentials. A
+        valid key is accepted even after many wrong keys: otherwise, other clients with the same
+        address could lock the admin out.
 
         Args:
             credentials: values of `Authorization` headers.
@@ -243,8 +244,8 @@ class Access:
     def is_admin(self, credentials: Sequence[str]) -> bool:
         """Return True if the credentials of a request include an admin key.
 
-        For endpoints that need no admin key: other keys do not count as wrong here. Guessing admin
-        keys this way is hopeless, because they have at least 32 characters.
+        Used by endpoints that need no admin key, so a key that is no admin key does not count as a
+        wrong key. Guessing an admin key this way is infeasible: it has at least 32 characters.
         """
         try:
             given = _hash_presented_keys(credentials)
@@ -257,12 +258,13 @@ class Access:
         return tenant is None or tenant.may_use(name, self._base)
 
     def route(self, router: Resolver[R_co], tenant: Tenant | None, model: str) -> R_co:
-        """Return the route that `router` finds for `model`, if the tenant may use the model.
+        """Return the result of `router.resolve(model)` if the tenant may use the model.
 
         Raises:
             ModelNotFound: the model does not exist, or is in another tenant's namespace. The error
-                is the same in both cases, so tenants cannot find out each other's models.
-            ModelNotAllowed: the model is in the common catalogue, and the tenant may not use it.
+                is the same in both cases, so a tenant cannot discover another tenant's models.
+            ModelNotAllowed: the model is in the catalogue for all tenants, but this tenant may not
+                use it.
         """
         if tenant is None:
             try:
@@ -284,7 +286,10 @@ def _is_one_of(given: str, keys: Iterable[str]) -> bool:
 
 
 def _hash_presented_keys(credentials: Sequence[str], wanted: str = "API key") -> list[str]:
-    """Return the hashes of the keys in a request. Raise InvalidKey if it has no key."""
+    """Return the hashes of the keys in a request's credentials. Raise InvalidKey if none has a key.
+
+    `wanted` names the expected type of key in the error message.
+    """
     keys = _parse_keys(credentials)
     if not keys:
         found = f"You didn't provide an {wanted}"
@@ -309,18 +314,18 @@ def _parse_keys(credentials: Sequence[str]) -> list[str]:
 
 
 class KeysLatch:
-    """Latch that is on once a configuration has required keys, until the gateway is restarted.
+    """Latch that the first configuration with API keys sets until the gateway is restarted.
 
-    While the latch is on, a configuration without keys is refused. Workers share the latch through
-    a file in their common folder. A worker that replaces a crashed one therefore requires keys if
-    the other workers do.
+    While the latch is set, a configuration without keys is refused. Workers share the latch through
+    a file in their common folder. A worker that replaces a crashed worker therefore also requires
+    keys.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._mark = None if folder is None else folder / "keys-are-on"
         self._on = False
         self.problem = ""
-        """Why other workers cannot be notified that keys are required; empty if they can."""
+        """Error text if the other workers cannot be notified that keys are required, else ""."""
 
     @property
     def on(self) -> bool:
@@ -329,7 +334,7 @@ class KeysLatch:
     def update(self, configuration: Configuration) -> None:
         """Set the latch if the configuration requires keys.
 
-        Call this for each configuration that comes into force.
+        Call this for each configuration that is applied.
         """
         if configuration.tenants is not None and not self.on:
             self._on = True
@@ -342,9 +347,9 @@ class KeysLatch:
 
 
 def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
-    """Return why the configuration may not admit requests without a key.
+    """Return the reason why a configuration without keys must be refused.
 
-    Return None if it may, or if it requires keys.
+    Return None if the configuration requires keys, or if requests without a key are allowed.
     """
     if configuration.tenants is not None:
         return None
@@ -404,11 +409,11 @@ def load_configuration_file(
 
     Args:
         settings: the settings of this process.
-        workers: folder that all workers of a gateway share.
-        also: further check of each configuration that passes all other checks.
+        workers: folder that all workers of a gateway share; None without workers.
+        also: additional check, called with each configuration that passes all other checks.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a check refuses its content.
+        ConfigurationError: the file cannot be read, or a check refuses the configuration.
     """
     latch = KeysLatch(workers)
 

@@ -29,9 +29,10 @@ from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.reservation import Reservation
 from gateway.tenancy.usage_log import UsageRecord
 
-# Tokens reserved at first for a choice without max_tokens; more are reserved while it runs. If the
-# entire context were reserved, most such requests would be refused. (A beam search reserves its
-# maximum: its progress is unknown, and it cannot be ended early.)
+# Number of tokens that are reserved at the start of a choice without max_tokens. More tokens are
+# reserved while the choice runs. If the entire context were reserved at once, most such requests
+# would be refused. A beam search does reserve its maximum at once, because its progress is unknown
+# and it cannot be ended early.
 _UNSTATED_TOKENS = 1024
 # Interval at which the used tokens of running requests are recorded.
 _RECORD_INTERVAL_S = 0.5
@@ -45,9 +46,9 @@ log = logging.getLogger(__name__)
 class Account:
     """Account of one request, as an async context manager.
 
-    Enter the account before generation, and leave it when the answer has ended. `quotas` are the
-    tenant's limits, by name, with this request counted. With `is_fully_reserved`, all tokens that
-    the request may generate are reserved from the start.
+    Enter the account before generation, and leave it when the response has ended. `quotas` has the
+    usage of the tenant's limits, by name, with this request counted. `is_fully_reserved` is True if
+    all tokens that the request may generate are already reserved.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class Account:
         if self._tenant is None and not self._accounting.logs_anonymous:
             return
         batch, meter = self._batch, self._batch.meter
-        # True if the request failed and the client did not cause the failure.
+        # True if the request failed because of the service, not because of the client.
         ours = error is not None and not isinstance(error, _CLIENT_ERRORS)
         if isinstance(error, RequestTimeout) and meter.aborted_single_response:
-            # A timeout of a non-streaming response: charge the work of the engine, as for a stream
-            # whose tokens were sent before the timeout.
+            # A non-streaming response has timed out. Charge the tokens that the engine has
+            # generated, as for a stream that sends its tokens before the timeout.
             ours = False
-        # A failure of the service before the first token is free. After a failure by the client,
-        # the client pays for all prompts that were sent to an engine, and for an estimate of tokens
-        # that the engine has generated but not reported (beam searches, single responses).
+        # Charge nothing if the service failed before the first token. If the client caused the
+        # failure, charge all prompts that were sent to an engine, and an estimate of the tokens
+        # that the engine has generated but not reported (beam searches, non-streaming responses).
         if error is None:
             prompt = batch.prompt_tokens
         else:
@@ -118,7 +119,7 @@ class Account:
                 status=self._status_of(error),
                 finish=tuple(meter.finished),
                 started=round(self._started, 3),
-                # The system clock may have been set since.
+                # Use the monotonic clock, because the system clock may have been set meanwhile.
                 ended=round(self._started + time.monotonic() - self._since, 3),
             )
         )
@@ -126,13 +127,14 @@ class Account:
     async def record_usage(self) -> None:
         """Record the tokens used since the last call, and reserve more if necessary.
 
-        Choices without max_tokens get further tokens as long as the tenant's limits allow it. If
-        the limits do not, and the reserved tokens are nearly used, all choices are ended as if they
-        had reached max_tokens.
+        Choices without max_tokens get further tokens as long as the tenant's limits allow it. If a
+        limit refuses further tokens and the reserved tokens are nearly used, all choices are ended
+        as if they had reached max_tokens.
         """
         reservation, meter = self._reservation, self._batch.meter
-        # Record nothing before the first token: a failure until then is free. (Beam searches report
-        # their tokens only at their end.) Meanwhile the limits count the reserved tokens.
+        # Record nothing before the first token, because a failure until then is free. (Beam
+        # searches report their tokens only at their end.) Until then, limits count the reserved
+        # tokens.
         if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
@@ -151,7 +153,7 @@ class Account:
 
 
 class Accounting:
-    """Accounts of all requests of this process, and the limits that they count in."""
+    """Accounts of all requests of this process, and the tenants' limits."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class Accounting:
             record: called with the usage of each admitted request at its end.
             model: the base model's name.
             logs_anonymous: also record requests without a tenant.
-            log_problem: returns why the usage log cannot be written, "" if it can.
+            log_problem: returns an error text if the usage log cannot be written, else "".
         """
         self._limits = limits
         self.record = record
@@ -208,11 +210,14 @@ class Accounting:
             try:
                 open_accounts = [one for one in self._running if isinstance(one, Account)]
                 await asyncio.gather(*[one.record_usage() for one in open_accounts])
-            except Exception:  # an error of one account must not end this loop
+            except Exception:  # do not end the loop because of an error in one account
                 log.exception("what answers have used could not be booked")
 
     async def close(self, within_s: float) -> None:
-        """Wait up to `within_s` seconds for requests that are just ending."""
+        """Wait up to `within_s` seconds until all requests have ended and their usage is recorded.
+
+        Log an error if requests are still running then.
+        """
         try:
             async with asyncio.timeout(within_s):
                 while self._running:
@@ -256,7 +261,8 @@ class Accounting:
             tenant: the request's tenant; None if requests need no key.
             route: the model or adapter.
             stated: True if the client set max_tokens.
-            status_of: returns the HTTP status for the error that ended the answer, or for None.
+            status_of: returns the HTTP status for the error that ended the response; its argument
+                is None if there was no error.
 
         Raises:
             RateLimited: a limit is reached.

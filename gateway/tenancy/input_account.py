@@ -1,4 +1,4 @@
-"""Accounting of requests that generate no text (embeddings, ranking): input tokens are charged."""
+"""Accounting of embedding and ranking requests, whose input tokens are charged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 class InputAccount:
     """Account of one request, as an async context manager around the calls of a model.
 
-    `add_sent_tokens` counts the tokens that are sent to a model. A client that aborts is charged
-    for the tokens sent until then. A request that fails by the service's fault is free.
+    `add_sent_tokens` counts the tokens that are sent to a model. If the client aborts the request,
+    the tokens sent so far are charged. If the service causes a failure, the request is free.
     """
 
     def __init__(
@@ -39,11 +39,12 @@ class InputAccount:
         Args:
             accounting: the accounts of this process.
             request: the request's context.
-            reservation: the units of the tenant's limits that the request holds.
-            request_id: id of the usage record; part of the answer's own id, if the answer has one.
+            reservation: the slots and tokens of the tenant's limits that the request holds.
+            request_id: id of the usage record, which is also in the response's id, if there is one.
             tenant: the request's tenant; None if requests need no key.
             model: name of the embedding or ranking model.
-            status_of: returns the HTTP status for the error that ended the request, or for None.
+            status_of: returns the HTTP status for the error that ended the request; its argument is
+                None if there was no error.
         """
         self._accounting = accounting
         self._request = request

@@ -1,6 +1,7 @@
-"""Trouble report about requests for unknown models, on a gateway without tenants.
+"""Warning for the operator about requests for unknown models, on a gateway without tenants.
 
-On a gateway with tenants, the console shows the refused requests of each tenant instead.
+The warning is an entry in `Troubles`, the list of current problems. On a gateway with tenants, the
+console shows the refused requests of each tenant instead.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Callable
 from gateway.troubles import Troubles
 
 FORGET_AFTER_S = 300.0
-"""Seconds after the last request for an unknown model until the trouble is cleared."""
+"""Seconds after the last request for an unknown model until the warning is cleared."""
 MAX_NAME_CHARS = 100
 _KIND = "unknown_models"
 _TEXT = "requests name models that are not served; GET /v1/models lists those that are"
 
 
 class UnknownModels:
-    """Count of requests for unknown models. `step` reports the count as a trouble.
+    """Counter of requests for unknown models. `step` reports the count to `troubles`.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -38,7 +39,7 @@ class UnknownModels:
         self._last_at = self._clock()
 
     def step(self) -> None:
-        """Report a changed count, or clear the trouble. Call this about every second."""
+        """Report a changed count, or clear an old warning. Call this about every second."""
         if self._times and self._clock() - self._last_at > FORGET_AFTER_S:
             self._times = self._reported = 0
             self._troubles.clear(_KIND)

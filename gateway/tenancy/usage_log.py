@@ -1,9 +1,9 @@
-"""The usage log: one line of JSON for each admitted request, from which a bill can be made.
+"""The usage log: one line of JSON for each admitted request, as a basis for billing.
 
 Each line is written by a single `write` to a file opened for appending, so lines of several workers
-do not mix. A line that cannot be written completely is blanked. The line of a request is written
-before the last byte of its answer is sent: once a client has the entire answer, the log has its
-line.
+do not mix. A line that could be written only partly is overwritten with spaces. The line of a
+request is written before the last byte of its response is sent. Every response that a client has
+received completely is therefore in the log.
 
 See decision 094 in docs/decisions.
 """
@@ -32,24 +32,25 @@ class UsageRecord:
     """Usage of one request.
 
     Attributes:
-        id: unique id of the record, which is also a part of the answer's id.
-        request_id: the `x-request-id` of the answer. Clients may choose it, so it may not be
+        id: unique id of the record, which is also a part of the response's id.
+        request_id: the `x-request-id` of the response. Clients may choose this id, so it may not be
             unique.
         tenant: the tenant's name; None if requests need no key.
         model: name of the base model, or of the embedding or ranking model.
         adapter: the LoRA adapter's name, or None.
         adapter_version: ``NAME@DIGEST``, or None.
-        prompt_tokens: tokens of the prompts that were sent to the engine; 0 if the request failed
-            before the first token by the service's fault.
+        prompt_tokens: tokens of the prompts that were sent to the engine; 0 if the service caused a
+            failure before the first token.
         cached_tokens: prompt tokens that the engine had cached.
-        completion_tokens: all generated tokens, including those of choices that were not returned.
-            For a beam search, the number of steps times the number of beams. If the client aborted
-            a beam search, its maximum, because its progress is unknown.
+        completion_tokens: all generated tokens, including the tokens of choices that were not
+            returned. For a beam search: the number of steps times the number of beams. For a beam
+            search that the client aborted: the maximum, because the progress is unknown.
         status: the HTTP status, also of an error after the headers were sent; 499 if the client
             disconnected.
         finish: `stop`, `length` or `tool_calls` for each choice that was finished.
-        started, ended: times of the admission and of the end of the answer, in seconds since 1970.
-            Their difference is right even if the system clock was set in between.
+        started: time of the request's admission, in seconds since 1970.
+        ended: time of the response's end, in seconds since 1970. The difference from `started` is
+            right even if the system clock was set in between.
     """
 
     id: str
@@ -68,29 +69,29 @@ class UsageRecord:
 
 
 class UsageLog:
-    """File of JSON lines to which other processes may write, too.
+    """File of JSON lines, to which several processes may write.
 
-    If a line cannot be written, `on_failure` is called and the error is logged; no error is raised.
+    If a line cannot be written, `on_failure` is called and the error is logged, but not raised.
     """
 
     def __init__(self, path: Path, on_failure: Callable[[], object] = lambda: None) -> None:
-        """Open the file. Raise OSError if this fails.
+        """Open the file. Raise OSError if the file cannot be opened.
 
-        `on_failure` is called for each line that is lost.
+        `on_failure` is called for each line that cannot be written.
         """
         self._path = path
         self._on_failure = on_failure
         self._recent: list[bytes] = []
-        """Lines written since the file was last checked for being moved."""
+        """Lines written since the last check whether the file was renamed or deleted."""
         self._check_at = time.monotonic() + _CHECK_INTERVAL_S
         self._is_cut = False
-        """True if the file ends with an incomplete line that could not be blanked."""
+        """True if the file ends with an incomplete line that could not be overwritten."""
         self._open_problem = self._loss_problem = ""
         self._file = _open(path)
 
     @property
     def problem(self) -> str:
-        """Why lines cannot be written to the file; empty if they can."""
+        """Error text if lines cannot be written to the file, else ""."""
         found = "; ".join(filter(None, (self._open_problem, self._loss_problem)))
         return found and f"the usage log {self._path} {found}"
 
@@ -102,15 +103,15 @@ class UsageLog:
     def reopen_if_moved(self) -> None:
         """Open a new file if the old one was renamed or deleted.
 
-        `write` calls this at most once a second, because a check costs as much as writing a line.
-        Lines that were written to a deleted file since the last check are written again, because
-        they would be lost otherwise. (If a program read them before the file was deleted, they
-        occur twice, with the same id.)
+        `write` calls this at most once a second, because the check takes as much time as writing a
+        line. If the old file was deleted, the lines written since the last check are written to the
+        new file; otherwise they would be lost. A program that had already read these lines from the
+        old file then reads them twice, with the same ids.
         """
         self._check_at = time.monotonic() + _CHECK_INTERVAL_S
         lines, self._recent = self._recent, []
         held = os.fstat(self._file)
-        with suppress(OSError):  # opening the file reports the problem
+        with suppress(OSError):  # ignore an error here: opening the file below reports it
             if os.path.samestat(held, os.stat(self._path)):
                 self._open_problem = ""
                 return
@@ -129,7 +130,7 @@ class UsageLog:
             self._append(line)
 
     def close(self) -> None:
-        """Close the file. Lines that are written later are lost, and reported as lost."""
+        """Close the file. Each later `write` fails, and its line is reported as lost."""
         self.reopen_if_moved()
         self._check_at = math.inf
         file, self._file = self._file, -1
@@ -152,9 +153,9 @@ class UsageLog:
     def _blank(self, size: int) -> bool:
         """Overwrite the last `size` bytes of the file with a blank line. Return True on success.
 
-        Called for an incomplete line. Overwriting works even if the disk is full. The bytes are not
-        truncated, because another process may have written behind them. The newline at their end
-        makes sure that the other process' line starts on a line of its own.
+        Called for an incomplete line. Overwriting works even if the disk is full. The file is not
+        truncated, because another process may have appended a line meanwhile. The blank line ends
+        with a newline, so the other process' line starts at the beginning of a line.
         """
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:
@@ -163,7 +164,7 @@ class UsageLog:
             # (pwrite(2), "BUGS").
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
             return os.pwrite(self._file, b" " * (size - 1) + b"\n", start) == size
-        except OSError:  # a pipe, or a file system that cannot overwrite data
+        except OSError:  # the file is a pipe, or its file system cannot overwrite data
             return False
         finally:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags)

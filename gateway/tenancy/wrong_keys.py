@@ -13,23 +13,23 @@ MAX_ADDRESSES = 1024
 class WrongKeys:
     """Number of wrong keys by address. A count restarts a minute after its first wrong key.
 
-    At most `MAX_ADDRESSES` addresses are stored; the one whose last wrong key is oldest is dropped
-    first. IPv6 addresses in the same /64 network count as one, as such a network usually belongs to
-    one machine.
+    At most `MAX_ADDRESSES` addresses are stored. The address whose last wrong key is oldest is
+    dropped first. All IPv6 addresses in one /64 network share a count, because such a network
+    usually belongs to one machine.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with no counts; `clock` returns seconds."""
+        """Start without counts. `clock` returns a monotonic time in seconds."""
         self._clock = clock
         self._counts: dict[bytes, tuple[float, int]] = {}
 
     def count(self, address: str | None) -> int:
-        """Count one more wrong key of an address. Return the number in the address' minute."""
+        """Count a wrong key of an address. Return the address' number of wrong keys this minute."""
         network, now = _network(address), self._clock()
         began, number = self._counts.pop(network, (now, 0))
         if now - began >= WINDOW_S:
             began, number = now, 0
-        self._counts[network] = began, number + 1  # moves to the end, so it is dropped last
+        self._counts[network] = began, number + 1  # add at the end, so the entry is dropped last
         if len(self._counts) > MAX_ADDRESSES:
             del self._counts[next(iter(self._counts))]
         return number + 1

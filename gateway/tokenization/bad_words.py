@@ -1,21 +1,21 @@
-"""Token ids of bad words, for each way in which a tokenizer may encode a word within a text.
+"""Token ids of bad words, which an engine must not generate.
 
-"Paris" has other ids at the beginning of a line than after a space. A byte-level tokenizer
-distinguishes "Paris" from " Paris"; sentencepiece encodes a text alone as if it followed a space.
-Clients mean both forms, and other servers block both.
+A word has different ids at the beginning of a line ("Paris") and after a space (" Paris"). A
+byte-level tokenizer encodes a word alone as if it began a line, and sentencepiece as if it followed
+a space. Clients want to exclude the word in both positions, so both id sequences are returned.
 """
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# Text before a word while the word is encoded. No token continues over a line break, and no
-# tokenizer adds a space after a line break.
+# Text that is put before a word to encode the word as in the middle of a text. No token extends
+# over a line break, and no tokenizer adds a space after a line break.
 _CONTEXT = "\n"
 
 
 def with_and_without_space(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return two forms of each word: at the beginning of a line, and after a space."""
+    """Return each word twice: without and with a space before it."""
     bare = [word.lstrip(" ") or word for word in words]
     return tuple(dict.fromkeys(form for word in bare for form in (word, f" {word}")))
 
@@ -27,7 +27,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[in
 
 
 def _encode_inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return the ids that `text` has within another text, and not at its beginning."""
+    """Return the ids that `text` has in the middle of a longer text."""
 
     def encode(given: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(given, add_special_tokens=False).ids)

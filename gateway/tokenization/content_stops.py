@@ -1,7 +1,7 @@
-"""Search for stop strings in messages that may contain reasoning: only the content is searched.
+"""Search for stop strings in responses that may contain reasoning, which is not searched.
 
-The classes take the raw text of an answer, markup included. They return that text unchanged up to
-the stop string.
+The input of the classes is the raw text of a response with its markup. Their output is the same
+text, unchanged up to the stop string.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyS
 class TaggedStops:
     """Search for stop strings after the closing tag of the reasoning.
 
-    A text without reasoning is searched from its beginning. Text that may be the beginning of the
-    opening tag is held back until that is decided.
+    A text without reasoning is searched from its beginning. A text that may begin with the opening
+    tag is held back until more text shows whether it does.
     """
 
     def __init__(self, stops: StopStrings, tags: Tags, *, starts_open: bool) -> None:
         self._stops = stops
         self._splitter = ReasoningSplitter(tags, starts_open=starts_open)
         self._starts_open = starts_open
-        # Text that may begin the opening tag. A list, since joining would be slow if a model writes
-        # only whitespace for long.
+        # Held-back text that may be the start of the opening tag. This is a list because joining
+        # strings at each call would be slow if a model writes much whitespace first.
         self._undecided: list[str] = []
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
@@ -66,24 +66,24 @@ class TaggedStops:
         return before + shown, stopped
 
     def _split(self, text: str) -> tuple[str, str]:
-        """Split the undecided text and `text` into the reasoning with its tags, and the content.
+        """Split the held-back text and `text` into the reasoning with its tags, and the content.
 
-        While the beginning is undecided, only `text` is returned, as content.
+        While the text may still begin with the opening tag, return ("", `text`).
         """
         size = sum(len(e.text) for e in self._splitter.split(text) if isinstance(e, Content))
         if self._splitter.state == "start":
             return "", text
         text = "".join([*self._undecided, text])
         self._undecided.clear()
-        # `size` may include undecided text that `skip` has passed on, which is not in `text`.
+        # Limit `size`: it may count text that `skip` has returned, which is not in `text`.
         start = max(len(text) - size, 0)
         return text[:start], text[start:]
 
 
 class HarmonyStops(HarmonyParser):
-    """Search for stop strings in each message that is not reasoning, including arguments of calls.
+    """Search for stop strings in harmony messages, except reasoning. Tool calls are searched, too.
 
-    Headers and markers are not searched, and no stop string is found across two messages.
+    Headers and markers are not searched. A stop string that extends over two messages is not found.
     """
 
     def __init__(self, stops: StopStrings, open_header: str, *, calls: bool) -> None:
@@ -92,8 +92,8 @@ class HarmonyStops(HarmonyParser):
         self._stopped: str | None = None
         self._matches = True
         self._shown: list[str] = []
-        self._pending = ""  # a header, until it is complete or found to be text
-        self._written = ""  # text that the parser has reported for the current piece
+        self._pending = ""  # text that may be a header, until the header is complete
+        self._written = ""  # content that the parser has found in the current piece of text
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
         """Return the text that may be sent and the stop string; see `StopStrings.split_at_stop`."""
@@ -140,7 +140,7 @@ class HarmonyStops(HarmonyParser):
         self._written += text
 
     def _add(self, text: str) -> None:
-        """Output text, and search its end if the parser has just reported that end as content."""
+        """Output text. Search the content that the parser has just found at the text's end."""
         content = ""
         if self._matches and self._kind != "reasoning" and text.endswith(self._written):
             content = self._written

@@ -1,14 +1,15 @@
-"""Encoding of control tokens in messages as text, so that a client cannot end its message's turn.
+"""Encoding of control tokens in messages as plain text, so clients cannot inject chat turns.
 
 A tokenizer encodes `<|im_end|>` as a control token wherever that text occurs. In a chat, only the
-template may write control tokens. If a client has written one, three steps keep the two apart:
+template may write control tokens. If a client's message contains the text of a control token, three
+steps encode that text as plain text:
 
 1. Before the chat is rendered, a stand-in replaces the control token in the client's message.
 2. In the rendered chat, an alias replaces each control token, and the client's text replaces each
    stand-in.
 3. A second tokenizer encodes the result. Only the aliases are control tokens for this tokenizer.
 
-The second tokenizer shares the model with the first, so all other text has its usual ids.
+The second tokenizer uses the same model as the first, so all other text has its usual ids.
 
 See decision 044 in docs/decisions.
 """
@@ -28,23 +29,23 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.errors import InvalidRequest
 
-# Aliases and stand-ins begin with random private-use characters: so many that no client can guess
-# them.
+# Code points and number of the random characters with which aliases and stand-ins begin. Clients
+# cannot guess these characters.
 _PRIVATE = range(0xE000, 0xF900)
 _SECRET_CHARS = 8
-# Messages are searched in chunks: a search holds the GIL, so a search of megabytes would block
-# every stream.
+# Size of the chunks in which messages are searched. A search holds the GIL, so one search of
+# megabytes would block all running streams.
 _SEARCH_CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedText:
-    """A rendered chat with control tokens that a client wrote, to be encoded by `ControlTokens`.
+    """A rendered chat in which a client has written control tokens.
 
     Attributes:
         text: the readable text.
-        aliased: the text with an alias for each control token that the template wrote.
-        control: the control tokens with their aliases, which encode `aliased`.
+        aliased: the text with an alias in place of each control token that the template wrote.
+        control: the object whose method `encode` encodes `aliased`.
     """
 
     text: str
@@ -76,15 +77,15 @@ class ControlTokens:
     ) -> None:
         """Find the control tokens: special tokens, and added tokens that the template contains.
 
-        The template is considered because some models do not mark the token that begins a turn as
-        special.
+        Some models do not mark the token that begins a turn as special. The template shows that
+        this token is a control token.
 
         Args:
             tokenizer: the model's tokenizer.
             template: the source of the chat template.
             harmless: added tokens that clients may write.
-            replaced: words that the template replaces in messages. A replacement may complete a
-                control token in the text around it.
+            replaced: words that the template replaces in messages. Replacing a word may turn the
+                text around it into a control token.
         """
         added = tokenizer.get_added_tokens_decoder()
         control = {
@@ -96,7 +97,7 @@ class ControlTokens:
         self.ids = frozenset(control)
         """Ids of control tokens."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARS))
-        # Longest first: a token that is a part of another token comes after it.
+        # Sort the longest first: a token that is a part of another token must come after it.
         self._control = [
             _Control(content, f"{secret}{n};", f"{secret}c{n};")
             for n, content in enumerate(
@@ -106,9 +107,9 @@ class ControlTokens:
         hidden = {each.token: each.stand_in for each in self._control}
         unchanged = {}
         if replaced:
-            # Leave the words that the template replaces, since the template must find them. If a
-            # replacement completes a control token, the token's first letter is a client's. So hide
-            # the first letters of all control tokens, too.
+            # Do not hide the words that the template replaces: the template must find them. If a
+            # replacement turns a client's text into a control token, the client has written the
+            # token's first letter. So hide the first letters of all control tokens, too.
             words = (*harmless, *replaced)
             unchanged = {word: word for word in words if not any(token in word for token in hidden)}
             first = sorted({token[0] for token in hidden})
@@ -116,21 +117,23 @@ class ControlTokens:
         self._tokens = _make_replacer(unchanged | hidden)
         self._stand_ins = _make_replacer({stand_in: word for word, stand_in in hidden.items()})
         self._aliases = _make_replacer({each.token: each.alias for each in self._control})
-        # Messages are searched as JSON. JSON escapes each character by itself, so a token in a
-        # message is found by the JSON of the token.
+        # Search messages in their JSON text. JSON escapes each character independently, so the JSON
+        # of a message contains the JSON of each token in the message.
         written = [
             orjson.dumps(word)[1:-1]
             for word in (*[each.token for each in self._control], *replaced)
         ]
         self._written = re.compile(build_alternation([word.decode() for word in written]).encode())
         self._longest = max(map(len, written), default=0)
-        # The tokenizer finds some tokens only after it has normalized the text. Clients can write
-        # such a token with other characters, so a search for its spelling is not enough.
+        # The tokenizer searches for some tokens in the normalized text. Clients can write such a
+        # token with other characters, so searching for its text is not enough: hide always.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
         self._always = normalizes and any(token.normalized for token in control.values())
         self.tokenizer = Tokenizer(tokenizer.model)
-        """The second tokenizer, for aliased texts. Its ids of added tokens differ from the model's;
-        `encode` converts them."""
+        """The second tokenizer, for aliased texts.
+
+        Its ids of added tokens differ from the first tokenizer's ids. `encode` converts them.
+        """
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(self.tokenizer, part, value)
@@ -150,13 +153,13 @@ class ControlTokens:
     def may_occur_in(self, values: Any) -> bool:
         """Return True if a string in these JSON values may contain a control token.
 
-        Also return True if the template's replacements might make a control token of a string.
+        Also return True if a replacement by the template might create a control token.
         """
         if not self._control:
             return False
         try:
             data = orjson.dumps(values)
-        except TypeError:  # a number of more than 64 bits
+        except TypeError:  # orjson refuses integers of more than 64 bits
             return True
         pieces = range(0, len(data), _SEARCH_CHUNK_BYTES)
         search, size = self._written.search, _SEARCH_CHUNK_BYTES + self._longest
@@ -181,10 +184,10 @@ class ControlTokens:
         return GuardedText(self.restore(rendered), self.restore(self._aliases(rendered)), self)
 
     def encode(self, aliased: str) -> array[int]:
-        """Return the token ids of an aliased text, or of a part of one.
+        """Return the token ids of an aliased text, or of a part of it.
 
-        Raises InvalidRequest if the tokenizer encodes other text as a control token: by its model,
-        not by its search for added tokens.
+        Raises InvalidRequest if text other than an alias is encoded as a control token. This
+        happens if the vocabulary of the tokenizer's model contains the control token.
         """
         [encoding] = self.tokenizer.encode_batch_fast([aliased], add_special_tokens=False)
         ids = encoding.ids
@@ -199,9 +202,9 @@ class ControlTokens:
 def build_alternation(words: Iterable[str]) -> str:
     """Return a regular expression for any of the words; at each position, the longest word matches.
 
-    Words with a common beginning share its letters in the expression. So a search examines a letter
-    once and not once per word: a model may have hundreds of control tokens, and a text may have the
-    beginning of one at every position.
+    Words with a common prefix share the prefix in the expression. A search therefore examines each
+    letter once, not once per word. This matters because a model may have hundreds of control
+    tokens, and a text may have such a prefix at every position.
     """
     rest: dict[str, list[str]] = {}
     for word in words:
@@ -221,7 +224,7 @@ def _make_replacer(words: Mapping[str, str]) -> Callable[[str], str]:
 def _with_alias(alias: str, token: AddedToken) -> AddedToken:
     """Return a copy of the token with the alias as its text.
 
-    The tokenizer finds the alias before normalization, as an alias is not text.
+    The tokenizer searches for the alias before it normalizes the text.
     """
     return AddedToken(
         alias,

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from gateway.tokenization.prompts import Prompts
 
 _MAX_CACHED_ANSWERS = 16
-# Maximum number and share of tokens that only one of two vocabularies has. Files of the same
-# tokenizer may differ in special tokens; a larger difference means another tokenizer.
+# Maximum difference between two vocabularies of the same tokenizer: number and fraction of tokens
+# that only one vocabulary has. Two files of one tokenizer may differ in special tokens.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
@@ -28,25 +28,26 @@ class TokenizerIdentity:
         self._added = added.keys()
         self.special_tokens = {token.content: key for key, token in added.items() if token.special}
         self.vocab_size = 1 + max(_tokens(self._tokenizer), default=-1)
-        # Cached, since the tokenizer of each replica is compared, and most replicas use one folder.
+        # Cache results: the tokenizer of each replica is compared, and most replicas use the same
+        # folder.
         self._difference = lru_cache(_MAX_CACHED_ANSWERS)(self._compare)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text; with `special`, including the special tokens that the tokenizer
-        adds."""
+        """Return the ids of a text. With `special`, include the special tokens around it."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are added tokens, and none is in the
-        model's own vocabulary."""
+        """Return True if all tokens with ids of at least `first` are added tokens."""
         return all(each in self._added for each in _tokens(self._tokenizer) if each >= first)
 
     def difference_from(self, folder: Path, text: str) -> str | None:
-        """Return a description of how another folder's tokenizer differs; None if it does not.
+        """Describe the difference of the tokenizer in another folder. Return None if it is equal.
 
-        The tokens and the ids of `text` are compared. The description is the predicate of a
-        sentence about the other tokenizer. Slow: the other tokenizer is loaded. Raises OSError if
-        the folder's tokenizer.json is missing or cannot be read, and ValueError if it is broken.
+        The tokens and the ids of `text` are compared. The description has no subject, as in "has
+        32000 tokens; here: 32001.". Slow, because the other tokenizer is loaded.
+
+        Raises OSError if the folder's tokenizer.json is missing or cannot be read, and ValueError
+        if the file is broken.
         """
         path = folder / "tokenizer.json"
         return self._difference(path, path.stat().st_mtime_ns, text)

@@ -17,8 +17,8 @@ from gateway.tokenization.token_reach import token_reach
 class InputIds(NamedTuple):
     """The token ids of an input.
 
-    `types` has a token type for each id: 1 in the second text of a pair, otherwise 0. It is empty
-    if all types are 0.
+    `types` has the token type of each id: 1 in the second text of a pair, otherwise 0. `types` is
+    empty if all types are 0.
     """
 
     ids: array[int]
@@ -29,8 +29,8 @@ class InputTokenizer:
     """A tokenizer that adds the special tokens around inputs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # Turn truncation and padding off, which the file may set: long inputs are refused here, and
-        # batches are padded later.
+        # Turn off truncation and padding, which tokenizer.json may have turned on. The gateway
+        # refuses long inputs, and pads batches later.
         tokenizer.no_truncation()
         padding = tokenizer.padding
         tokenizer.no_padding()
@@ -41,9 +41,9 @@ class InputTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> InputTokenizer:
-        """Load the tokenizer of a folder.
+        """Load tokenizer.json from a folder.
 
-        Raises ValueError, which names the file, if the file is missing or broken.
+        Raises ValueError if the file is missing or broken. The error's text names the file.
         """
         file = folder / "tokenizer.json"
         try:
@@ -60,7 +60,7 @@ class InputTokenizer:
         """Return the ids of each input, which is one text or a pair of texts."""
         found = []
         for texts in inputs:
-            # Encode one by one: for several, the tokenizers library would use a thread each.
+            # Encode one input at a time: for a batch, the library would use several threads.
             given = texts[0] if len(texts) == 1 else texts
             [encoding] = self._tokenizer.encode_batch_fast([given], add_special_tokens=True)
             types = bytes(encoding.type_ids) if len(texts) > 1 else b""
@@ -69,7 +69,6 @@ class InputTokenizer:
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
-    """Return the padding id, or 0 if none is known: attention masks hide padding, so any id will
-    do."""
+    """Return the padding id, or 0 if it is unknown. Attention masks hide padding, so 0 is safe."""
     known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>", "<|endoftext|>"))
     return next((token_id for token_id in known if token_id is not None), 0)

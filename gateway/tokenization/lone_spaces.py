@@ -1,7 +1,7 @@
-"""Positions where a text can be cut without changing the ids of its parts.
+"""Positions at which a text can be cut into parts that are encoded separately.
 
-A space is lone if there is no other white space beside it. If a word begins at each lone space, the
-text before a lone space and the text from there on can be encoded separately.
+The ids of the parts, joined, must be the ids of the text. This is true for cuts before a lone space
+if the tokenizer begins a word there. A space is lone if no other white space is beside it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import re
 from collections.abc import Iterator, Sequence
 
 BLOCK_CHARS = 8192
-# A block of known words takes 0.3 ms of CPU, and any other block at most 5 ms (the slowest ones are
-# in tests/gateway/tokenization/test_word_ids). A longer text without lone spaces is left to the
-# library, which encodes the text in a thread.
+# Maximum length of a block that is encoded on the event loop. A block of cached words takes 0.3 ms
+# of CPU, and any other block at most 5 ms (tests/gateway/tokenization/test_word_ids has the slowest
+# blocks). A longer text without lone spaces is encoded by the tokenizers library in a thread.
 MAX_BLOCK_CHARS = 12_288
 _MAX_SEARCHES = 64
-# Maximum length of a search for a lone space: a longer one takes more than 1 ms of CPU at once. If
-# so many characters have no lone space, the rest of the text is left to the library.
+# Maximum number of characters to search for a lone space, which takes up to 1 ms of CPU. If the
+# search finds no lone space, the library encodes the rest of the text.
 _MAX_GAP_CHARS = 65_536
 
 
 class LoneSpaces:
-    """Search for lone spaces at which a word begins, for one tokenizer."""
+    """Cutter of texts at lone spaces, for a tokenizer that begins a word at each lone space."""
 
     def __init__(self, piece_start: re.Pattern[str]) -> None:
-        """Compile the search.
+        """Compile the search for lone spaces.
 
         `piece_start` matches the text after a lone space if a word begins at that space.
         """
@@ -34,7 +34,7 @@ class LoneSpaces:
     def cut_blocks(self, text: str) -> Iterator[str]:
         """Yield the blocks of a text. The ids of all blocks, joined, are the ids of the text.
 
-        A block is longer than `MAX_BLOCK_CHARS` only if the text cannot be cut near its limit.
+        A block is longer than `MAX_BLOCK_CHARS` only if no lone space is found where it should end.
         """
         start = 0
         while len(text) - start > MAX_BLOCK_CHARS:
@@ -47,15 +47,15 @@ class LoneSpaces:
     def find_spans(
         self, pieces: Sequence[str], indices: Sequence[int]
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return the ranges of pieces to encode together, and the pieces to encode alone.
+        """Return ranges of pieces that must be encoded together, and pieces to encode alone.
 
         A piece between two lone spaces is encoded alone. Any other piece is encoded together with
-        its neighbours. A range is a pair of indices, both included. The first piece of a text has
-        no space before it, so it is always in a range.
+        its neighbours. A range is a pair of the first and the last index. The first piece of a text
+        has no space before it, so it is always in a range.
 
         Args:
-            pieces: a text that was split at its spaces.
-            indices: the indices of the pieces to sort, ascending. All other pieces are between lone
+            pieces: the pieces of a text that was split at each space.
+            indices: ascending indices of the pieces to encode. All other pieces are between lone
                 spaces.
         """
         spans: list[tuple[int, int]] = []
@@ -75,10 +75,10 @@ class LoneSpaces:
         return spans, [index for index in others if index not in covered]
 
     def _block_end(self, text: str, start: int, end: int) -> int:
-        """Return the index at which to end a block: the last lone space before `end`, if any.
+        """Return the index at which a block ends: the last lone space before `end`.
 
-        Otherwise return the first lone space after `end`, or the end of the text if no lone space
-        is near.
+        If there is none, return the first lone space after `end`. If no lone space is near,
+        return the length of the text.
         """
         space = end
         for _ in range(_MAX_SEARCHES):

@@ -1,4 +1,4 @@
-"""Scheduling of short steps of work on the event loop: one step per iteration, fair by tenant."""
+"""Scheduling of short steps of work on the event loop, in round-robin order of the tenants."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections import OrderedDict, deque
 class LoopScheduler:
     """Round-robin scheduler of steps, by tenant. Belongs to one event loop.
 
-    A long text is encoded in blocks, one block per step. So ten long texts delay the tokens of
-    running answers no more than one long text does. A short text waits for at most one block of
-    each other tenant.
+    Only one step runs per iteration of the event loop. A long text is encoded in blocks, one block
+    per step. Ten long texts therefore delay the streams of running requests no more than one long
+    text does. A short text waits for at most one block of each other tenant.
     """
 
     def __init__(self) -> None:
-        # The tenant whose last step is oldest comes first.
+        # Waiting steps by tenant. The tenant that has not run a step for the longest time is first.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_taken = False
 
     async def wait_step(self, tenant: str) -> None:
-        """Wait for permission to run one step; no other step runs in that iteration of the loop."""
+        """Wait until the caller may run one step in the current iteration of the event loop."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True

@@ -1,4 +1,7 @@
-"""Text deltas from a model that returns no token ids: stop strings, finish reason and usage."""
+"""Conversion of an engine's output without token ids to text deltas.
+
+Handles stop strings, and determines the finish reason and the number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from gateway.tokenization.text_stream import with_events
 
 
 class PieceStream:
-    """Converter of the deltas of one choice to text deltas, the last one with a finish reason.
+    """Converter of the deltas of one choice to text deltas. The last has the finish reason.
 
-    The number of tokens is what the deltas report. If they report none, the tokenizer counts.
+    The number of tokens is the number that the deltas report. If the deltas report no number, the
+    tokens are counted with the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
@@ -33,8 +37,10 @@ class PieceStream:
         self._stats: EngineStats | None = None
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
-        """Return the text delta for a delta of the engine. Do not call this after a result with
-        `finish`."""
+        """Return the text delta for a delta of the engine.
+
+        Do not call this again after a result with `finish`.
+        """
         self._stats = self._stats or delta.stats
         piece = delta.text or ""
         self._count(delta, piece)
@@ -59,7 +65,7 @@ class PieceStream:
 
     @property
     def at_end(self) -> bool:
-        """Return False: without token ids, it is unknown whether the engine has more text."""
+        """Always False: without token ids, it is unknown whether the engine will send more text."""
         return False
 
     def cut_short(self) -> TextDelta:
@@ -79,8 +85,7 @@ class PieceStream:
             self._tokens = self._text.count_all() + delta.unshown
 
     def _until_stop(self) -> int:
-        """Return the number of tokens up to the end of the stop string, even if the string is
-        hidden."""
+        """Return the number of tokens up to the end of the stop string, even if it is not sent."""
         behind = self._text.text_from(self._shown)
         found = [len(stop) for stop in self._hidden if behind.startswith(stop)]
         return self._text.count_all(self._shown + max(found, default=0))

@@ -1,7 +1,7 @@
-"""The tokenizer of the base model, with the chat templates of the model and of its adapters.
+"""Tokenizer of the base model, with the chat templates of the model and of its LoRA adapters.
 
-The Rust tokenizer and a sandboxed Jinja environment are used directly. Importing transformers,
-which does the same, would cost each worker seconds at start-up and tens of megabytes.
+The Rust tokenizer and a sandboxed Jinja environment are used directly, as in transformers.
+Importing transformers would cost each worker seconds at start-up and tens of megabytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gateway.tokenization.turn_record import StoredTurns
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
-# Tokens to leave in addition to the limit when a text is truncated before it is tokenized.
+# Number of tokens more than the limit that a text keeps when it is cut before it is tokenized.
 _EXTRA_TOKENS = 64
 # Maximum length of a text that is encoded without the cache of turns: finding its turns would take
 # as long as encoding it.
@@ -49,7 +49,7 @@ Turn = tuple[str, "array[int]"]
 
 
 class Prompts:
-    """The tokenizer of one base model, with its special token ids and the chat templates."""
+    """Tokenizer of one base model, with its special token ids and the chat templates."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Prompts:
             tokenizer: the Rust tokenizer.
             config: the contents of tokenizer_config.json.
             eos_ids: end-of-sequence ids, the tokenizer's own first.
-            tool_form: the form of tool calls; None to guess the form from the chat template.
+            tool_form: the format of tool calls; None to guess the format from the chat template.
             reasoning_parser: the name of the reasoning tags; None to guess the tags from the chat
                 template.
-            control_tokens_in_messages: True if clients may write control tokens.
-            excludes_uncallable_tools: True to leave tools out of a prompt whose answer may not call
-                any tool.
-            fingerprint: at most 64 bytes that distinguish this tokenizer from others.
+            control_tokens_in_messages: True if clients may write control tokens in messages.
+            excludes_uncallable_tools: True to omit the tools from a prompt if the response must not
+                call any tool.
+            fingerprint: hash of the tokenizer's file, at most 64 bytes.
         """
         self.tokenizer = tokenizer
         self._fingerprint = fingerprint
@@ -103,8 +103,8 @@ class Prompts:
             reasoning_tags=TAGS[reasoning_parser] if reasoning_parser else None,
         )
         """The format of chats with the base model."""
-        # The formats of adapters. A compiled template takes about 100 KB, and most adapters share
-        # one with others.
+        # Cache of the formats of LoRA adapters by template. A compiled template takes about 100 KB,
+        # and most adapters have the same template as other adapters.
         self._chat_of_adapter = lru_cache(_MAX_CACHED_FORMATS)(self._compile_format)
         self.threads = TokenizerThreads()
         self._encoder = TextEncoder(self._encode_with_library, self._words, self.threads)
@@ -121,11 +121,13 @@ class Prompts:
         control_tokens_in_messages: bool = False,
         excludes_uncallable_tools: bool = False,
     ) -> Prompts:
-        """Return the tokenizer of a Hugging Face tokenizer folder.
+        """Load the tokenizer and the chat template from a Hugging Face tokenizer folder.
 
-        A folder that has `tokenizer.model` (sentencepiece) but no `tokenizer.json` is converted
-        with transformers, which the extra `sentencepiece` installs. Raises OSError if a file is
-        missing or cannot be read, and ValueError, which names the file, if a file is broken.
+        If there is only a `tokenizer.model` (sentencepiece) and no `tokenizer.json`, transformers
+        converts the file. The extra `sentencepiece` installs transformers.
+
+        Raises OSError if a file is missing or cannot be read. Raises ValueError if a file is
+        broken; the error's text names the file.
         """
         config = _read_json(folder / tokenizer_config.FILE)
         template_file = folder / "chat_template.jinja"
@@ -148,29 +150,27 @@ class Prompts:
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of token ids, added tokens included."""
+        """Number of token ids, including added tokens."""
         return self._vocab_size
 
     @property
     def pad_id(self) -> int | None:
-        """Return the padding id, or None if the tokenizer's configuration names no padding
-        token."""
+        """Id of the padding token; None if the tokenizer's configuration names no such token."""
         token = self._special.get("pad_token")
         found: int | None = None if token is None else self.tokenizer.token_to_id(token)
         return found
 
     @property
     def caches_words(self) -> bool:
-        """Return True if texts are encoded from cached ids of their words; see `word_ids`."""
+        """True if texts are encoded from cached ids of their words; see `word_ids`."""
         return self._words is not None
 
     def chat_of(self, template: ChatTemplate | None) -> ChatFormat:
-        """Return the format of chats by an adapter's template, or the model's if `template` is
-        None."""
+        """Return the chat format of an adapter's template. None means the model's template."""
         return self.chat if template is None else self._chat_of_adapter(template)
 
     def matches_template(self, found: FoundTemplate | None) -> bool:
-        """Return True if an adapter's folder has no template or the same one as this model."""
+        """Return True if an adapter has no chat template, or the same template as this model."""
         if found is None:
             return True
         source, end = found.template.source, found.template.eos_token
@@ -179,10 +179,10 @@ class Prompts:
         )
 
     def accept(self, found: FoundTemplate | None) -> ChatTemplate | None:
-        """Return the chat template to use for an adapter; None to use the model's template.
+        """Return the chat template for an adapter. Return None if the model's template applies.
 
         Chats with adapters are encoded with the model's tokenizer. Raises UnsupportedFeature if the
-        adapter's template is invalid or needs another tokenizer.
+        adapter's template is invalid or needs tokens that this tokenizer does not have.
         """
         if found is None or self.matches_template(found):
             return None
@@ -206,7 +206,7 @@ class Prompts:
         if end is None:
             return self._format(template.source, self._special)
         token_id = self.tokenizer.token_to_id(end)
-        # A missing token is no error here: `accept` has checked that the token exists, perhaps in
+        # Ignore a missing token: `accept` has already checked that the token exists, perhaps in
         # another gateway with the same model.
         stop_ids = () if token_id is None else (token_id,)
         return self._format(template.source, self._special | {"eos_token": end}, stop_ids=stop_ids)
@@ -214,7 +214,7 @@ class Prompts:
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
     ) -> array[int]:
-        """Return the token ids of `text`, int32. Long text is queued by tenant.
+        """Return the token ids (int32) of `text`. Long text waits in the tenant's queue.
 
         Raises Overloaded if too much text is queued already.
         """
@@ -228,7 +228,7 @@ class Prompts:
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
                 return brief
-            # Words do not suffice for this text, so do not try them again for each of its turns.
+            # The word cache cannot encode this text, so do not try it again for each turn.
             encoder = self._library
         encode = partial(encoder.encode, add_special_tokens=add_special_tokens, tenant=tenant)
         if not add_special_tokens:
@@ -237,17 +237,17 @@ class Prompts:
         return ids
 
     def pack_turns(self, text: str | GuardedText, stored: StoredTurns) -> bytes:
-        """Return the token ids of an encoded prompt's turns as bytes, except turns in `stored`.
+        """Return the cached token ids of a prompt's turns as bytes, except turns in `stored`.
 
-        The bytes have the format of `turn_record`. With them, `find_turns` and `learn` fill the
-        cache of another process, or of this one at a later time.
+        The bytes have the format of `turn_record`. With these bytes, `find_turns` and `learn` can
+        later fill the turn cache of this process or another process.
         """
         if isinstance(text, GuardedText):
             return b""
         return turn_record.pack(self._turn_cache.cached_turns(text), self._fingerprint, stored)
 
     def find_turns(self, text: str | GuardedText, stored: StoredTurns) -> list[Turn]:
-        """Return those turns of a prompt whose ids are in `stored`, to be passed to `learn`.
+        """Return the turns of a prompt whose ids are in `stored`, as the argument of `learn`.
 
         Thread-safe.
         """
@@ -260,15 +260,16 @@ class Prompts:
         return [(turn, ids) for turn, ids in found if ids is not None]
 
     def learn(self, turns: Iterable[Turn]) -> None:
-        """Add turns to the cache, so `encode` tokenizes only the rest of a prompt with these turns.
+        """Add turns to the cache. In a prompt with these turns, `encode` tokenizes only new turns.
 
         Thread-safe.
         """
         self._turn_cache.learn(turns)
 
     def _encode_with_library(self, text: str, add_special_tokens: bool) -> array[int]:
-        # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
-        # GIL. Encode one text at a time: for several, the library would use a thread each.
+        # Use `encode_batch_fast`: it computes no offsets, so it takes two thirds of the time of
+        # `encode`, and it releases the GIL. Encode one text at a time: for a batch, the library
+        # would use several threads.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
@@ -284,10 +285,11 @@ class Prompts:
         return reach is not None and reach.exceeds(text, tokens)
 
     def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
-        """Return `text`, cut at the side `cut` to as many characters as `tokens` tokens can have.
+        """Remove text that cannot be within the first or last `tokens` tokens, and return the rest.
 
-        Some more characters remain, because a tokenizer finds other tokens next to a cut. The text
-        is not cut if tokens of this tokenizer may have any length.
+        The text is cut at the side `cut`, and may still have more than `tokens` tokens. Some extra
+        characters are left, because a cut may change the tokens next to it. The text is not cut if
+        tokens of this tokenizer may have any length.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
@@ -296,16 +298,16 @@ class Prompts:
         return text[:chars] if cut == "right" else text[-chars:]
 
     def opening(self) -> str:
-        """Return the special tokens that the tokenizer puts before a text, as text."""
+        """Return the text of the special tokens that the tokenizer adds before a text."""
         before: str = self.tokenizer.decode(
             self.tokenizer.encode("").ids, skip_special_tokens=False
         )
         return before
 
     def end_id(self, options: Options) -> int | None:
-        """Return the id that ends a sequence, or None if no id does.
+        """Return the first end-of-sequence id. Return None if no id ends this request.
 
-        An engine takes only one such id; `further_end_ids` returns the others.
+        An engine accepts only one end id. `further_end_ids` returns the others.
         """
         return None if options.ignores_ends or not self.eos_ids else self.eos_ids[0]
 
@@ -315,12 +317,12 @@ class Prompts:
         return options.stop_token_ids + eos_ids
 
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
-        """Return id sequences at which the engine may stop by itself.
+        """Return the id sequences at which the engine stops, in addition to `end_id`.
 
-        These are the strings of `engine_stop`, tokenized alone, and `further_end_ids`. An engine
-        applies `min_tokens` only to its end id. So with `min_tokens` the engine gets no other ids,
-        and the gateway ends the answer at `later_end_ids`. For a guided answer, the engine gets
-        `further_end_ids` all the same.
+        These are the ids of the strings in `engine_stop`, and `further_end_ids`. An engine applies
+        `min_tokens` only to its end id. With `min_tokens`, the engine therefore gets no other ids,
+        and the gateway ends the response at `later_end_ids`. For a guided response with
+        `min_tokens`, the engine gets `further_end_ids`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
         if options.params.min_tokens:
@@ -328,10 +330,10 @@ class Prompts:
         return self.word_ids(options.params.engine_stop) + ends
 
     def later_end_ids(self, options: Options) -> frozenset[int]:
-        """Return the `further_end_ids` at which the gateway ends an answer after `min_tokens`.
+        """Return the `further_end_ids` at which the gateway ends a response after `min_tokens`.
 
-        Empty without `min_tokens`. Empty for a guided answer, too: no engine can continue after the
-        end of its guide.
+        Return an empty set without `min_tokens`. Also return an empty set for a guided response,
+        because no engine can continue after the end of a guided response.
         """
         if not options.params.min_tokens or options.params.guide is not None:
             return _NO_IDS
@@ -350,13 +352,13 @@ class Prompts:
     async def decode_offloaded(
         self, ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = ""
     ) -> str:
-        """Return the text of a prompt. Many ids are decoded in a thread and queued by tenant.
+        """Return the text of a prompt. A long list of ids waits in the tenant's queue for a thread.
 
         Raises Overloaded if too much text is queued already.
         """
 
         def decode() -> str:
-            # `decode_batch`, although there is one text: unlike `decode`, it releases the GIL.
+            # Use `decode_batch`: unlike `decode`, it releases the GIL.
             [text] = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
             return str(text)
 
@@ -424,8 +426,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> list[int]:
-    """Return the end-of-sequence ids: first the tokenizer's own, then those in
-    generation_config.json and config.json."""
+    """Return the end-of-sequence ids of the tokenizer, generation_config.json and config.json."""
     content = token_text(config.get("eos_token"))
     first = tokenizer.token_to_id(content) if content is not None else None
     found: list[int | None] = [first]

@@ -1,7 +1,8 @@
 class StopStrings:
-    """Search for the first stop string in streamed text, independent of how the text is cut.
+    """Search for the first stop string in streamed text, even if it extends over several chunks.
 
-    Text that may be the beginning of a stop string is held back until that is decided.
+    Text that may be the beginning of a stop string is held back until more text shows whether it
+    is.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
@@ -13,8 +14,8 @@ class StopStrings:
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
         """Return the text that may be sent, and the stop string that was found or None.
 
-        The first match counts, and the longest of several at one position. The returned text ends
-        before the stop string, or after the stop string if `include` is set.
+        If several stop strings match, the first match wins; at the same position, the longest
+        match wins. The returned text ends before the stop string, or after it if `include` is set.
         """
         if not self._stop:
             return text, None
@@ -29,19 +30,19 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def skip(self, text: str) -> str:
-        """Return the text to send for `text`, without searching it for stop strings.
+        """Return the text to send for `text`, without a search for stop strings.
 
-        Used for the first `min_tokens` tokens.
+        Used for the first `min_tokens` tokens, which no stop string may end.
         """
         return text
 
     def end(self, text: str) -> tuple[str, str | None]:
-        """Process the last text: return like `split_at_stop`, but hold nothing back."""
+        """Process the last text. Return the same as `split_at_stop`, but hold no text back."""
         shown, stopped = self.split_at_stop(text)
         return shown + self.flush(), stopped
 
     def flush(self) -> str:
-        """Return the text that was held back, once no more text can come."""
+        """Return the text that was held back. Call this when no more text follows."""
         held, self._held = self._held, ""
         return held
 

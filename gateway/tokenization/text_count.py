@@ -1,14 +1,14 @@
-"""Counting of the tokens of a streamed text: an estimate on the way, (almost) exact at the end."""
+"""Counting of the tokens of a streamed text: an estimate while it grows, more exact at the end."""
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# A piece of at most so many characters is counted as one token, which it most likely is. Encoding
-# the piece would cost as much as all other work for it.
+# Maximum length of a piece that is counted as one token without encoding it. Encoding would cost as
+# much CPU as all other work for the piece.
 _MAX_ONE_TOKEN_CHARS = 8
-# Characters that are encoded at once, which takes about 2 ms. A long text is encoded in blocks,
-# since encoding all of it at its end would block the event loop.
+# Number of characters that are encoded at once, which takes about 2 ms. A long text is encoded in
+# such blocks while it grows: encoding the complete text at its end would block the event loop.
 _BLOCK_CHARS = 4096
 
 
@@ -17,8 +17,8 @@ class TextCount:
 
     `tokens` is an estimate of the number so far: the sum over the pieces, each encoded alone.
 
-    `count_all` is more exact: the text is encoded in blocks. A block ends before a space, where
-    tokenizers begin a word. So the number is right, or off by one for some of the blocks.
+    `count_all` is more exact, because it encodes the text in blocks. A block ends before a space,
+    where most tokenizers begin a word. The number may be wrong by one for some of the blocks.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -32,9 +32,9 @@ class TextCount:
         self._counted = 0
 
     def add(self, piece: str, settled: int) -> None:
-        """Add the next piece.
+        """Add the next piece of the text.
 
-        `settled` is the number of characters before the piece that the client has received.
+        `settled` is the number of characters that were sent to the client before this piece.
         """
         if not piece:
             return
@@ -51,7 +51,7 @@ class TextCount:
         return "".join(self._pieces)[start - self._before :]
 
     def count_all(self, end: int | None = None) -> int:
-        """Return the number of tokens of the text up to `end`, or of all of it."""
+        """Return the number of tokens of the text up to index `end`; None for the complete text."""
         rest = "".join(self._pieces)
         return self._counted + self._encode(rest if end is None else rest[: end - self._before])
 
@@ -63,8 +63,8 @@ class TextCount:
             self._before += end
             rest = rest[end:]
         self._pieces, self._size = [rest], len(rest)
-        # Wait until the rest has doubled. Otherwise a text without spaces would be joined again for
-        # each of its pieces.
+        # Close the next block only when the remaining text has doubled. Otherwise a text without
+        # spaces would be joined again for each new piece.
         self._next_block_at = max(_BLOCK_CHARS, 2 * self._size)
 
     def _encode(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Encoding of texts: from cached words on the event loop, or by the tokenizers library in a thread.
+"""Encoding of texts on the event loop (from cached words) or in a thread (by the Rust tokenizer).
 
 See decision 039 in docs/decisions.
 """
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# CPU cost of encoding a block, in addition to that of its characters, in characters.
+# Fixed CPU cost of encoding a block, as the number of characters that cost the same.
 _CHARS_PER_TEXT = 128
 
 
 class TextEncoder:
-    """Encoder of texts. If `words` is None, the library encodes all of them.
+    """Encoder of texts, which uses cached words if `words` is not None.
 
-    `encode_with_library` returns the ids of one text, with special tokens if its second argument is
-    True. It may run in a thread.
+    `encode_with_library` returns the ids of one text; its second argument is True to add special
+    tokens. This function may run in a thread.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class TextEncoder:
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, tenant: str
     ) -> list[array[int]]:
-        """Return the ids of each text, int32.
+        """Return the ids (int32) of each text.
 
-        A long text is encoded from cached words in blocks, one per iteration of the event loop.
-        This takes a tenth of the library's CPU but holds the GIL, so a thread would not help.
-        Blocks with too many new words are left to the library, which releases the GIL. These are
-        queued by tenant for a thread.
+        A long text is encoded from cached words in blocks, one block per iteration of the event
+        loop. This takes a tenth of the tokenizers library's CPU time, but holds the GIL, so a
+        thread would not help. Blocks with too many new words wait in the tenant's queue for a
+        thread, in which the library encodes them without the GIL.
 
         Raises Overloaded if too much text is queued already.
         """
@@ -48,8 +48,8 @@ class TextEncoder:
         if words is None:
             return await self._ask_library(texts, add_special_tokens, tenant)
         found: list[list[array[int]]] = []
-        # For each run of neighbouring blocks that are left to the library: the array for their ids,
-        # and the blocks.
+        # Sequences of adjacent blocks that the library must encode: the array for the ids, and the
+        # blocks.
         rest: list[tuple[array[int], list[str]]] = []
         chars_left = INLINE_CHARS
         for text in texts:

@@ -1,7 +1,7 @@
 """Conversion of token ids to text deltas: incremental detokenizing, stop strings, finish reason.
 
-A `TextStream` serves one choice. Streaming and non-streaming requests both use it, so both get the
-same text.
+Each choice of a response has a `TextStream`. Streaming and non-streaming requests both use this
+class, so they get the same text.
 
 See decisions 001 and 033 in docs/decisions.
 """
@@ -18,15 +18,15 @@ from gateway.tokenization.vocabulary import Vocabulary
 
 
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
-    """Parse the text of a delta as a part of a message. Return the delta with its `events` set.
+    """Parse the text of a delta into message events. Return the delta with its `events` set.
 
-    The finish reason becomes "stop" if the answer has too many calls, and "tool_calls" if it ends
-    with a call.
+    The finish reason becomes "stop" if the response exceeds the maximum number of tool calls. It
+    becomes "tool_calls" if the response ends with a tool call.
     """
     events = message.read(text.text)
     if message.exceeded and text.finish is None:
-        # Stop at the maximum number of calls. The engine ignores that limit of the guide and would
-        # continue to the end of the context.
+        # Stop at the maximum number of tool calls. The engine ignores this maximum, and would
+        # continue until the context is full.
         text.finish = "stop"
     if text.finish is not None:
         events += message.finish(cut=text.finish == "length" or text.stop is not None)
@@ -37,7 +37,7 @@ def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
 
 
 class TextStream:
-    """Converter of the token deltas of one choice to text deltas, the last with a finish reason."""
+    """Converter of the token deltas of one choice to text deltas. The last has a finish reason."""
 
     def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
         params = generation.params
@@ -53,7 +53,8 @@ class TextStream:
         self._max_tokens = generation.max_tokens
         self._min_tokens = params.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
-        # Decode tokens one by one only if the text of each token matters.
+        # True if the text of each single token is needed. Otherwise all new ids are decoded at
+        # once, which is faster.
         self._one_by_one = (
             bool(params.stop or generation.later_end_ids) or params.logprobs is not None
         )
@@ -63,8 +64,10 @@ class TextStream:
         self._length = len(generation.echo or "")
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
-        """Return the text delta for a token delta. Do not call this after a result with
-        `finish`."""
+        """Return the text delta for a token delta.
+
+        Do not call this again after a result with `finish`.
+        """
         if delta.stats is not None and self._stats is None:
             self._stats = delta.stats
         text = self._decode_each(delta) if self._one_by_one else self._decode_all(delta)
@@ -72,7 +75,7 @@ class TextStream:
 
     @property
     def at_end(self) -> bool:
-        """Return True if the text is complete: the token limit or stop ids have been reached."""
+        """True if the text is complete, because of the token limit or of stop ids."""
         return self._tokens >= self._max_tokens or self._ends_with_stop_ids()
 
     def cut_short(self) -> TextDelta:
@@ -94,7 +97,10 @@ class TextStream:
         return TextDelta(text, self._tokens, self._finish_reason(), self._stats, ids)
 
     def _decode_each(self, delta: TokenDelta) -> TextDelta:
-        """Decode the new ids up to the one that completes a stop string or is an end id."""
+        """Decode the new ids one by one. Stop after an id that completes a stop string or ends.
+
+        An id ends the text if it is in `later_end_ids` and `min_tokens` have been generated.
+        """
         pieces: list[str] = []
         logprobs: list[TokenLogprob] = []
         for position, token_id in enumerate(delta.ids):
@@ -125,7 +131,7 @@ class TextStream:
         ids: list[int],
         finish: FinishReason,
     ) -> TextDelta:
-        """Return the last delta, with the text that was held back, up to a stop string if any."""
+        """Return the last delta, including held-back text. A stop string in that text ends it."""
         text, stopped = self._stop.end(self._decoder.flush())
         pieces.append(text)
         return self._delta(pieces, logprobs, ids, finish if stopped is None else "stop", stopped)
@@ -143,13 +149,13 @@ class TextStream:
         return TextDelta(text, self._tokens, finish, self._stats, ids, entries, stop=stop)
 
     def _remember(self, ids: list[int]) -> None:
-        """Store the last ids, as many as the longest sequence of stop ids has."""
+        """Store the last ids: as many as the longest sequence of stop ids contains."""
         if self._longest_stop_ids and ids:
             self._last_ids = (self._last_ids + ids)[-self._longest_stop_ids :]
 
     def _finish_reason(self) -> FinishReason:
-        # Infer the finish reason, since the engine reports none. The engine's output includes stop
-        # ids but not the end id, so an answer that the end id ended is shorter than the limit.
+        # Infer the finish reason, because the engine reports none. Its output includes stop ids but
+        # not the end id, so a response that ended with the end id is shorter than the limit.
         if self._tokens < self._max_tokens or self._ends_with_stop_ids():
             return "stop"
         return "length"

@@ -1,8 +1,8 @@
-"""Threads for work on text, scheduled fairly by tenant: many texts of one tenant do not delay
-others.
+"""Threads for work on text, which serve the tenants in round-robin order.
 
 There is one thread for short texts and one for long texts, so a prompt of a few pages never waits
-for a book. The tokenizer releases the GIL. Work for a client that has disconnected is skipped.
+for a text of book length. The tokenizer releases the GIL. Work for a client that has disconnected
+is skipped.
 
 See decision 040 in docs/decisions.
 """
@@ -28,13 +28,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Shorter texts are processed on the event loop: handing work to a thread costs about 0.3 ms, more
-# than tokenizing so many characters.
+# Maximum length of a text that is processed on the event loop. Handing work to a thread costs about
+# 0.3 ms, which is more than the tokenization of such a text.
 INLINE_CHARS = 4096
-# Longer texts are processed in the thread for long texts.
+# Maximum length of a text for the thread for short texts.
 LONG_CHARS = 64 * 1024
-# Characters that may be queued for the thread of short texts, for all tenants together and for one
-# tenant: about ten seconds of work. The queue of long texts is bounded where large bodies are read.
+# Maximum numbers of characters in the queue for short texts: for all tenants together (about ten
+# seconds of work), and for one tenant. The queue for long texts is bounded elsewhere: by the limits
+# for reading large request bodies.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 32 * 2**20, 16 * 2**20
 
 
@@ -47,16 +48,16 @@ class TokenizerThreads:
     def __init__(self) -> None:
         self.steps = LoopScheduler()
         self.short = FairThread("short-text", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS)
-        # Release memory after each long text, which takes a hundred bytes per character: otherwise
-        # the process would retain that memory.
+        # Return memory to the system after each long text. Tokenizing takes about 100 bytes per
+        # character, which the allocator would not release by itself.
         self.long = FairThread("long-text", after=trim)
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which processes a text of `chars` characters.
 
-        Raises each Exception of `work`, InternalError if `work` raises another BaseException, and
-        Overloaded if too much text is queued already. If the caller is cancelled before `work` has
-        started, `work` is skipped.
+        Raises any Exception that `work` raises, InternalError if `work` raises another
+        BaseException, and Overloaded if too much text is queued already. If the caller is cancelled
+        before `work` has started, `work` is skipped.
         """
         if chars <= INLINE_CHARS:
             return work()
@@ -102,8 +103,8 @@ class FairThread:
             max_chars: characters that may be queued for all tenants.
             max_tenant_chars: characters that may be queued for one tenant.
             after: called in the thread after each job.
-            waits_to_be: the last word of "waits to be tokenized" in the error for a full queue.
-            rest: the time that the thread sleeps after a job, as a multiple of the job's time.
+            waits_to_be: participle in the error for a full queue: "waits to be tokenized".
+            rest: time that the thread sleeps after a job, as a multiple of the job's duration.
         """
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._max_chars = max_chars
@@ -111,14 +112,14 @@ class FairThread:
         self._after = after
         self._waits_to_be = waits_to_be
         self._rest = rest
-        # The first tenant is the next to be served. A tenant moves to the end when its job has
-        # ended.
+        # Queues of the tenants, in the order in which they are served. A tenant moves to the end
+        # when its job has ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._active_tenant: str | None = None
 
     @property
     def waiting_chars(self) -> int:
-        """Return the number of queued characters."""
+        """Number of characters in all queues."""
         return sum([queue.chars for queue in self._queues.values()])
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
@@ -136,8 +137,8 @@ class FairThread:
             self._forget(tenant, job)
             raise
         finally:
-            # Break a reference cycle: an error holds this frame, which holds the job, which holds
-            # the error.
+            # Delete `job` to break a reference cycle: an exception refers to this stack frame, the
+            # frame refers to the job, and the job refers to the exception.
             del job
         return result
 
@@ -145,10 +146,11 @@ class FairThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, tenant: str, chars: int) -> None:
-        """Make sure that the queue has space for a job of `chars` characters.
+        """Check that a job of `chars` characters fits into the queue.
 
         If the queue is full, the last job of the tenant with the most queued characters is dropped.
-        Raises Overloaded if that is this tenant, or if this tenant has reached its own limit.
+        Raises Overloaded if this tenant itself has the most queued characters, or exceeds the limit
+        for one tenant.
         """
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
@@ -173,16 +175,16 @@ class FairThread:
                 del self._queues[tenant]
 
     def _begin_next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the next job: one of the tenant that has not been served for the longest time."""
+        """Start a job of the tenant that has not been served for the longest time."""
         self._active_tenant = next(iter(self._queues), None)
         if self._active_tenant is not None:
             self._pool.submit(self._run_job, loop, [self._queues[self._active_tenant].popleft()])
 
     def _run_job(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
-        """Run the only job of a list, in the thread.
+        """Run the only job of the list `only`. Called in the thread.
 
-        The job is removed from the list to avoid a reference cycle: an error of the job holds the
-        frames that it has passed through, and the pool's frame holds the submitted arguments.
+        The job is passed in a list, and removed from it, to avoid a reference cycle: the pool holds
+        the submitted arguments, and an exception of the job holds the pool's stack frame.
         """
         job = only.pop()
         began = time.perf_counter()
@@ -193,8 +195,8 @@ class FairThread:
         except Exception as raised:
             error = raised
         except BaseException:
-            # A panic in Rust raises a BaseException. Report an error even then: without a result,
-            # no further job of any tenant would run.
+            # A panic in Rust raises a BaseException. Convert it to an error, so that the job ends:
+            # otherwise no further job of any tenant would run.
             log.exception("work on text in the thread %s failed", threading.current_thread().name)
             error = InternalError("The server had an unexpected error.")
         loop.call_soon_threadsafe(self._finish_job, loop, job.done, result, error)

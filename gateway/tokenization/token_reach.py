@@ -1,11 +1,11 @@
-"""Lower bound of the number of tokens of a text, found without tokenizing the text.
+"""Lower bound of a text's number of tokens, which is computed without tokenizing the text.
 
-Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. So a text that
-cannot fit a context, even if all of its tokens have maximum length, is refused by its length.
+Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. If a text has
+more characters than a full context of the longest tokens, it is refused without tokenizing it.
 
-The bound must hold for every text. So there is one only for tokenizers that encode every character:
-byte-level ones (Llama 3, Qwen, GPT-2), and sentencepiece with byte fallback (Llama 2, Gemma). Other
-tokenizers drop white space, or encode any number of unknown characters as one token.
+The bound exists only for tokenizers that encode every character: byte-level tokenizers (Llama 3,
+Qwen, GPT-2), and sentencepiece with byte fallback (Llama 2, Gemma). Other tokenizers drop white
+space, or encode any number of unknown characters as one token.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 # Pre-tokenizers that remove no characters, unless their `behavior` is "Removed".
 _LOSSLESS_STEPS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
-# Maximum number of characters that each normalizer turns into one. Composition makes a character of
-# its decomposition, which has at most four characters. Decomposition only adds characters.
+# Maximum number of characters that each normalizer combines into one character. NFC and NFKC
+# combine at most four characters. NFD and NFKD only split characters.
 _SHRINK_FACTORS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """The maximum number of characters that one token stands for.
+    """Maximum number of characters of a text that one token encodes.
 
-    `blanks` is True if an added token includes any amount of white space beside it. White space is
-    then not counted.
+    Attributes:
+        chars: the number of characters.
+        blanks: True if an added token also encodes any amount of white space beside it. White space
+            is then not counted.
     """
 
     chars: int
@@ -42,7 +44,10 @@ class TokenReach:
 
 
 def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach | None:
-    """Return the maximum characters per token, given the tokenizer's JSON; None if unbounded."""
+    """Return the maximum number of characters per token. Return None if there is no maximum.
+
+    `definition` is the content of tokenizer.json.
+    """
     steps = _steps(definition.get("pre_tokenizer"), "pretokenizers")
     shrinking = _shrink_factor(_steps(definition.get("normalizer"), "normalizers"))
     byte_level = any(step["type"] == "ByteLevel" for step in steps)
@@ -64,9 +69,9 @@ def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach 
 
 
 def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer, with nested sequences flattened.
+    """Return the steps of a normalizer or pre-tokenizer as a flat list.
 
-    `several` is the key of the steps in a sequence.
+    `several` is the JSON key under which a "Sequence" has its steps.
     """
     if definition is None:
         return []
@@ -80,8 +85,10 @@ def _removes(step: dict[str, Any]) -> bool:
 
 
 def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
-    """Return the maximum number of characters that normalization turns into one; None if there is
-    no limit."""
+    """Return the maximum number of characters that normalization combines into one character.
+
+    Return None if there is no maximum.
+    """
     factor = 1
     for step in normalizers:
         if step["type"] == "Replace":
@@ -98,8 +105,8 @@ def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
 def _tokens(model: dict[str, Any]) -> list[str]:
     """Return the tokens of the tokenizer's model.
 
-    A byte-level vocabulary writes each byte as one character, so a token is never shorter than the
-    text that it stands for.
+    A byte-level vocabulary writes each byte as one character, so a token never has fewer characters
+    than the text that it encodes.
     """
     if model["type"] == "Unigram":
         return [token for token, _ in model["vocab"]]
@@ -107,7 +114,10 @@ def _tokens(model: dict[str, Any]) -> list[str]:
 
 
 def _covers_all_characters(model: dict[str, Any], *, byte_level: bool) -> bool:
-    """Return True if each character is encoded, and an unknown character as a token of its own."""
+    """Return True if a tokenizer encodes every character of a text.
+
+    Return False if it may drop characters, or encode several unknown characters as one token.
+    """
     if model["type"] not in ("BPE", "Unigram"):
         return False
     tokens = set(_tokens(model))

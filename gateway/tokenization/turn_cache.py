@@ -1,8 +1,8 @@
-"""Cache of the token ids of turns that chats share: system prompts, tools and earlier messages.
+"""Cache of the token ids of chat turns: system prompts, tools and earlier messages.
 
-A turn is the text up to a token that ends a turn, such as `<|im_end|>`. A tokenizer cuts a text at
-such tokens and encodes each part separately. So the ids of a chat are the ids of its turns, and the
-ids of each turn can be cached for other chats.
+A turn is the text up to a token that ends a turn, such as `<|im_end|>`. A tokenizer splits a text
+at such tokens and encodes each part separately. The ids of a chat are therefore the joined ids of
+its turns. The cached ids of a turn can be used for all chats that contain the turn.
 
 See decision 042 in docs/decisions.
 """
@@ -18,25 +18,28 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# A character counts as one byte of the budget: a token has four characters on average, and its id
-# takes four bytes. `_ENTRY_BYTES` is the overhead of each entry.
+# Memory budget of the cache. Each character of a cached text counts as one byte: a token has four
+# characters on average, and its id takes four bytes. `_ENTRY_BYTES` is added for each entry.
 _BUDGET_BYTES = 4 * 2**20
 _ENTRY_BYTES = 256
-# A chat with more turns is tokenized as one text: splitting runs on the event loop, and a text made
-# of end tokens alone would block every other request.
+# Maximum number of turns. A chat with more turns is tokenized as one text. Splitting runs on the
+# event loop, so a text that consists of end tokens would otherwise block all other requests.
 _MAX_TURNS = 1024
 
 Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
-"""Function that returns the token ids of each text, without adding special tokens."""
+"""Function that returns the token ids of each text in a list, without special tokens around it."""
 
 
 class TurnCache:
-    """Encoder that caches the ids of the most recently used turns."""
+    """Encoder with a cache of the ids of the most recently used turns."""
 
     def __init__(
         self, tokenizer: Tokenizer, ends: Iterable[int], budget_bytes: int = _BUDGET_BYTES
     ) -> None:
-        """Create a cache of about `budget_bytes`. `ends` are the ids of tokens that end a turn."""
+        """Create a cache that takes about `budget_bytes` of memory.
+
+        `ends` are the ids of tokens that end a turn.
+        """
         self._ends = _plain_tokens(tokenizer, ends)
         self._end = re.compile("|".join(map(re.escape, self._ends)))
         self._free_bytes = budget_bytes
@@ -44,7 +47,7 @@ class TurnCache:
         self._lock = threading.Lock()
 
     async def encode(self, text: str, encode: Encode) -> array[int]:
-        """Return the ids of a text. The function `encode` encodes the turns that are not cached."""
+        """Return the ids of a text. Turns that are not cached are encoded by `encode`."""
         turns = self.split_turns(text)
         if not turns:
             [whole] = await encode([text])
@@ -54,12 +57,12 @@ class TurnCache:
         ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
         ids_of |= zip(new, await encode(new), strict=True)
         if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
-            # An apparent end of a turn was not encoded as such a token, because another added token
-            # overlaps it. So the ids of the turns are not the ids of the text.
+            # The text of an end token was not encoded as that token, because another added token
+            # overlaps it. The joined ids of the turns would be wrong, so encode the complete text.
             [whole] = await encode([text])
             return whole
         first, *others = turns
-        joined = ids_of[first][:]  # copied, since the cached array must not change
+        joined = ids_of[first][:]  # copy the array, because the cached array must not change
         for turn in others:
             joined += ids_of[turn][1:]
         with self._lock:
@@ -76,22 +79,22 @@ class TurnCache:
     def learn(self, turns: Iterable[tuple[str, array[int]]]) -> None:
         """Add turns with their ids, from another cache of the same tokenizer.
 
-        Thread-safe: a concurrent `encode` is delayed by the storing of one turn at most.
+        Thread-safe. A concurrent `encode` waits only while one turn is added.
         """
         for turn, ids in turns:
             with self._lock:
                 self._store(turn, ids)
 
     def split_turns(self, text: str) -> list[str]:
-        """Return the turns that `encode` looks up; an empty list if the text is encoded uncut."""
+        """Return the turns of a text. Return an empty list if the text is not cached by turns."""
         turns = self._split_all(text)
         return turns if 1 < len(turns) <= _MAX_TURNS else []
 
     def _split_all(self, text: str) -> list[str]:
-        """Return the turns. Each turn but the first begins with the end token of the one before.
+        """Return all turns of a text. Each turn begins with the end token of the previous turn.
 
-        With that token, the tokenizer does not take the turn for the beginning of a text, which
-        some tokenizers treat differently.
+        Some tokenizers encode the beginning of a text differently. With the end token before it, a
+        turn is encoded as in the middle of a text.
         """
         turns = []
         start = 0
@@ -113,7 +116,11 @@ class TurnCache:
 
 
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
-    """Return the ids, by text, of the tokens that the tokenizer finds wherever the text occurs."""
+    """Return those of the tokens `ids` that are found wherever their text occurs; ids by text.
+
+    A token is left out if the tokenizer may miss it: because of normalization, of word boundaries,
+    or of another added token that contains its text.
+    """
     if tokenizer.truncation or tokenizer.padding:
         return {}
     added = tokenizer.get_added_tokens_decoder()

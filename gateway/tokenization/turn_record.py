@@ -1,8 +1,8 @@
 """Serialization of the token ids of a chat's turns, which are stored with a conversation.
 
-Each turn is written as: a keyed BLAKE2b of its text (16 bytes), the number of ids (uint32), and the
-ids (int32 each), all little-endian. The key is the tokenizer's fingerprint, so ids of another
-tokenizer are never found.
+The record of a turn is a keyed BLAKE2b hash of its text (16 bytes), the number of ids (uint32), and
+the ids (int32 each). All numbers are little-endian. The key of the hash is the tokenizer's
+fingerprint, so ids of a different tokenizer are never used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ StoredTurns = Mapping[bytes, bytes]
 def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: StoredTurns) -> bytes:
     """Return the record of the turns that are not in `stored`.
 
-    `fingerprint`, the key of the digests, has at most 64 bytes.
+    `fingerprint` is the key of the digests, at most 64 bytes.
     """
     packed: dict[bytes, bytes] = {}
     for text, ids in turns:
@@ -33,32 +33,32 @@ def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: St
     return b"".join(packed.values())
 
 
-def unpack(kept: bytes) -> dict[bytes, bytes]:
-    """Return the ids by digest, given the output of one or several calls of `pack`, concatenated.
+def unpack(data: bytes) -> dict[bytes, bytes]:
+    """Return the ids by digest. `data` is the concatenated output of one or more calls of `pack`.
 
-    Raises ValueError if the data ends within a turn.
+    Raises ValueError if the data ends within a record.
     """
     found: dict[bytes, bytes] = {}
     at = 0
-    while at < len(kept):
-        if at + _HEAD.size > len(kept):
+    while at < len(data):
+        if at + _HEAD.size > len(data):
             raise ValueError("turns end within one")
-        digest, count = _HEAD.unpack_from(kept, at)
+        digest, count = _HEAD.unpack_from(data, at)
         start = at + _HEAD.size
         at = start + 4 * count
-        if at > len(kept):
+        if at > len(data):
             raise ValueError("turns end within one")
-        found[digest] = kept[start:at]
+        found[digest] = data[start:at]
     return found
 
 
 def ids_of(text: str, fingerprint: bytes, stored: StoredTurns) -> array[int] | None:
-    """Return the ids of a turn; None if they are not stored."""
-    kept = stored.get(_digest(text, fingerprint))
-    if kept is None:
+    """Return the ids of the turn `text`. Return None if the ids are not stored."""
+    record = stored.get(_digest(text, fingerprint))
+    if record is None:
         return None
     ids = array("i")
-    ids.frombytes(kept)
+    ids.frombytes(record)
     return _to_little_endian(ids)
 
 

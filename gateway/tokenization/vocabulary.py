@@ -1,11 +1,13 @@
 """The tokens of one tokenizer as bytes, and incremental decoding of token ids.
 
-There are two decoders with one interface:
+There are two decoders with the same interface:
 
-- For byte-level vocabularies (GPT-2's alphabet: Llama 3, Qwen, newer Mistral models), a table of
-  the tokens' texts suffices (0.1 us a token). If a character has several tokens, Python's UTF-8
-  decoder joins their bytes (0.3 us a token). This is exact for any sequence of ids.
-- All other vocabularies use Rust's `DecodeStream` (0.6 us a token, and more for the first).
+- `ByteDecoder` for byte-level vocabularies (GPT-2's alphabet: Llama 3, Qwen, newer Mistral models).
+  The text of each token is in a table (0.1 us per token). If a character consists of several
+  tokens, Python's UTF-8 decoder joins their bytes (0.3 us per token). The result is exact for any
+  sequence of ids.
+- `StreamDecoder` for all other vocabularies, which uses Rust's `DecodeStream` (0.6 us per token,
+  and more for the first token).
 """
 
 from __future__ import annotations
@@ -21,32 +23,32 @@ from tokenizers.decoders import DecodeStream
 
 from gateway.tokenization.token_reach import token_reach
 
-# Number of the prompt's last ids that a decoder gets as context. A decoder must not begin with the
-# answer: some decoders treat the first token differently (Metaspace drops its space).
+# Number of the prompt's last ids that a decoder gets as context. Some decoders treat the first
+# token differently (Metaspace drops its space), so the response must not begin with that token.
 _PRIME_IDS = 6
-# A character has at most 4 bytes in UTF-8, and a token has at least one. So if this many tokens are
-# no character, further tokens will not complete one.
+# Maximum number of tokens to hold back while a character is incomplete. A character has at most 4
+# bytes in UTF-8, and a token has at least one byte. More tokens therefore never complete it.
 _MAX_HELD_IDS = 4
 _REPLACEMENT = "\ufffd"
 
 Piece = str | bytes
-"""The content of a token: text, or bytes if the token has only a part of a character."""
+"""The text of a token, or its bytes if the token has only a part of a character."""
 
 
 class TokenDecoder(Protocol):
-    """Decoder that never returns half a character; bytes that are not UTF-8 are dropped."""
+    """Incremental decoder of token ids. Returns complete characters; drops invalid UTF-8."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text that these ids complete; empty while a character is incomplete."""
+        """Return the text of these ids. An incomplete character at the end is held back."""
 
     def flush(self) -> str:
-        """Return the complete characters that were held back. Call this after the last id."""
+        """Return the complete characters in held-back tokens. Call this after the last id."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each printable character by which GPT-2 writes a byte.
+    """Return the byte for each printable character of GPT-2's alphabet, which writes bytes as text.
 
-    This is the inverse of `bytes_to_unicode` in GPT-2's encoder.py.
+    The mapping is the inverse of `bytes_to_unicode` in GPT-2's encoder.py.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
@@ -59,24 +61,24 @@ BYTE_OF = _byte_alphabet()
 
 
 class Vocabulary:
-    """The contents of each token id of a tokenizer."""
+    """Text and bytes of each token of a tokenizer, and decoders of token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         definition = json.loads(tokenizer.to_str())
         self.reach = token_reach(tokenizer, definition)
-        """Maximum characters per token; None if a token may stand for any number of characters."""
+        """Maximum number of characters per token; None if there is no maximum."""
         self.form = _without_tokens(definition)
         """The tokenizer's JSON without the vocabulary and the merges of its model."""
         self._byte_level = _is_byte_level(definition)
         special = {t["id"] for t in definition["added_tokens"] if t["special"]}
-        # Tables that are filled as tokens occur: most tokens of a large vocabulary never do.
+        # Fill the tables as tokens occur, because most tokens of a large vocabulary never occur.
         self._shown: dict[int, Piece] = _Table(self)
         self._skipped: dict[int, Piece] = _Table(self)
         self._skipped.update(dict.fromkeys(special, ""))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token; for a special token, the bytes of its name."""
+        """Return the bytes of a token. For a special token, return the bytes of its name."""
         token = self.tokenizer.id_to_token(token_id) or ""
         if self._byte_level:
             # Byte-level vocabularies write each byte as one printable character.
@@ -116,8 +118,10 @@ class Vocabulary:
 
 
 class _Table(dict[int, Piece]):
-    """Contents of tokens by id, filled on first access: from `under`, or from the vocabulary if
-    None."""
+    """Text or bytes of tokens by id, filled on first access.
+
+    Entries are copied from the table `under`, or from the vocabulary if `under` is None.
+    """
 
     def __init__(self, vocabulary: Vocabulary, under: dict[int, Piece] | None = None) -> None:
         self._vocabulary = vocabulary
@@ -140,8 +144,8 @@ class ByteDecoder:
 
     def __init__(self, table: dict[int, Piece]) -> None:
         self._table = table
-        # Bytes of an incomplete character. Python's incremental decoder stores them, too, but takes
-        # four times as long.
+        # Bytes of an incomplete character. Python's `codecs.IncrementalDecoder` could store them,
+        # but takes four times as long.
         self._held = b""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -153,7 +157,7 @@ class ByteDecoder:
             return self._decode_bytes(_raw(piece))
         pieces = [table[token_id] for token_id in ids]
         if not self._held:
-            # Try to join the pieces as text, since checking the type of each takes longer.
+            # Try to join the pieces as strings. Checking the type of each piece takes longer.
             try:
                 return "".join(cast("list[str]", pieces))
             except TypeError:
@@ -194,7 +198,8 @@ class StreamDecoder:
         ids = {tokenizer.token_to_id(token): token for token in visible}
         self._visible = {i: token for i, token in ids.items() if i is not None}
         context = list(prompt_ids[-_PRIME_IDS:])
-        # A stream primed with half a character would repeat the prompt's end in its first text.
+        # Use no context if the prompt ends within a character: the stream would otherwise repeat
+        # the prompt's end in its first text.
         if tokenizer.decode(context).endswith(_REPLACEMENT):
             context = []
         self._context = context
@@ -228,9 +233,10 @@ class StreamDecoder:
         return self._decode_complete([given_up]) + "".join([self._push(held) for held in retry])
 
     def _decode_complete(self, ids: list[int]) -> str:
-        """Return the complete characters of held ids.
+        """Return the complete characters of ids that were held back.
 
-        A token may have complete characters and, after them, the first bytes of another one.
+        A token may contain complete characters, and the first bytes of an incomplete character
+        after them.
         """
         skip = self._skip_special
         before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
@@ -240,7 +246,7 @@ class StreamDecoder:
     def _step(self, token_id: int) -> str | None:
         try:
             return self._stream.step(self._tokenizer, token_id)
-        except Exception:  # the Rust binding raises bare Exception and leaves the stream broken
+        except Exception:  # restart: the Rust binding raises bare Exception and breaks the stream
             self._restart()
             return self._stream.step(self._tokenizer, token_id)
 

@@ -1,4 +1,4 @@
-"""Bounded cache of token ids by text, in which common texts survive a flood of new ones.
+"""Bounded cache of token ids by text. Common texts remain cached even if many new texts are added.
 
 See decision 043 in docs/decisions.
 """
@@ -9,10 +9,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 
 Ids = bytes
-"""Token ids as the bytes of an `array("i")`."""
+"""Token ids (int32), stored as the bytes of an `array("i")`."""
 
-# Limits of an entry, which then takes 400 bytes at most. Longer texts, and texts with more ids, are
-# not cached.
+# Maximum length of a cached text and of its ids. An entry then takes at most 400 bytes.
 _MAX_CHARS = 64
 _MAX_BYTES = 16 * array("i").itemsize
 
@@ -20,23 +19,26 @@ _MAX_BYTES = 16 * array("i").itemsize
 class WordCache:
     """Cache of two generations of entries. A full newer generation replaces the older one.
 
-    An entry that is used moves to the newer generation. So common texts remain cached, however many
-    others are added, and no entry needs the time of its last use.
+    An entry of the older generation moves to the newer generation when it is used. Common texts
+    therefore remain cached, and no entry needs to store the time of its last use.
     """
 
     def __init__(self, max_entries: int) -> None:
-        """Create a cache. `max_entries` counts both generations."""
+        """Create an empty cache. `max_entries` is the maximum for both generations together."""
         self._max_generation_entries = max_entries // 2
         self.newer: dict[str, Ids] = {}
-        """The newer generation. Callers may look up many texts here at once; `find` also searches
-        the older generation."""
+        """The newer generation of entries.
+
+        Callers may search this dict themselves if they look up many texts. `find` also searches the
+        older generation.
+        """
         self._older: dict[str, Ids] = {}
 
     def __len__(self) -> int:
         return len(self.newer) + len(self._older)
 
     def find(self, texts: Iterable[str]) -> tuple[dict[str, Ids], list[str]]:
-        """Return the ids of the texts that are cached, and the other texts without duplicates."""
+        """Return the ids of cached texts, and a list of the uncached texts without duplicates."""
         known: dict[str, Ids] = {}
         new: list[str] = []
         for text in dict.fromkeys(texts):
@@ -50,7 +52,7 @@ class WordCache:
         return known, new
 
     def add(self, entries: Mapping[str, Ids]) -> None:
-        """Cache the entries that do not exceed the limits of an entry."""
+        """Cache entries. Entries with too long texts or too many ids are ignored."""
         for text, ids in entries.items():
             if len(text) <= _MAX_CHARS and len(ids) <= _MAX_BYTES:
                 self._put(text, ids)

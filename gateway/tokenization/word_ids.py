@@ -1,15 +1,15 @@
 """Token ids of a text from the cached ids of its words.
 
-A byte-level BPE cuts a text at its added tokens, then into words by a regular expression, and
-merges only within words. So the ids of a text are the ids of its words, and prose repeats its
-words. Here, a text is cut by the same expression for Python's `re` (`word_pattern`), and the
-tokenizers library is asked once for the ids of each word. Other kinds of tokenizers, and texts of
-mostly new words, are left to the library.
+A byte-level BPE splits a text at its added tokens, then into words by a regular expression, and
+merges only within words. The ids of a text are therefore the joined ids of its words, and most
+words of a text occur many times. This module splits a text with the same expression, translated for
+Python's `re` (`word_pattern`), and asks the Rust library `tokenizers` ("the library") once for the
+ids of each word. The library encodes texts of mostly new words, and all texts of other types of
+tokenizers.
 
-A space is lone if there is no other white space beside it. With some tokenizers, such as those of
-GPT-2, GPT-4o, Llama 3 and Qwen, a word begins at each lone space. Then the ids of each piece
-between two lone spaces are cached as well. A long text is cut at lone spaces into blocks, and each
-block is encoded alone.
+A space is lone if no other white space is beside it. Some tokenizers (GPT-2, GPT-4o, Llama 3, Qwen)
+begin a word at each lone space. For these tokenizers, the ids of each piece between two lone spaces
+are cached as well, and a long text is split at lone spaces into blocks that are encoded separately.
 
 See decision 043 in docs/decisions.
 """
@@ -42,25 +42,27 @@ from gateway.tokenization.word_samples import make_samples
 log = logging.getLogger(__name__)
 
 _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
-# A shorter text is not cut into pieces, which takes more CPU than cutting it into words.
+# Minimum length of a text that is split into pieces. For a shorter text, splitting it into words
+# takes less CPU.
 _MIN_PIECES_CHARS = 100
-# Finding and caching new words takes up to twice the CPU that the library takes. So a text with a
-# larger share of new words is left to the library, and only a few of its new words are cached.
+# Maximum fraction of a text's characters in new words. A text with more new words is encoded by the
+# library, and only a few of its new words are cached: finding and caching new words takes up to
+# twice as much CPU as the library.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
 _SAMPLE_PIECES = 32
-# Maximum number of added tokens and texts between them, each of which takes 3 us in addition to its
-# words.
+# Maximum number of parts into which added tokens may split a text. Each part takes 3 us in addition
+# to its words.
 _MAX_PARTS = 512
-# The expression for a longer added token would be nested too deeply.
+# Maximum length of an added token. A longer token would nest the regular expression too deeply.
 _MAX_ADDED_CHARS = 64
 
 _CHARACTER_OF = {byte: char for char, byte in BYTE_OF.items()}
 
 
 class WordIds:
-    """Encoder of texts by cached words, for one tokenizer. Created by `of`, used by one thread."""
+    """Encoder that joins the cached ids of words, for one tokenizer. Use it in one thread only."""
 
     def __init__(
         self,
@@ -72,13 +74,13 @@ class WordIds:
         self._cut_words = words.findall
         self._is_plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
         self._set_added(added)
-        # Ids of control tokens. A text that would be encoded as one of them is left to the library.
+        # Ids of control tokens. If a text would have one of these ids, the library encodes it.
         self._control_ids: frozenset[int] = frozenset()
         self._lone_spaces = None if piece_start is None else LoneSpaces(piece_start)
-        # Do not cut texts if an added token contains a space: a block might end within the token.
+        # False if an added token contains a space: a block could then end within that token.
         self._has_blocks = not any(" " in token for token in added)
         self._words = WordCache(_MAX_WORDS)
-        # The ids of a piece include the space before the piece; the key of the entry does not.
+        # Ids by piece. The ids include the space before the piece, but the key does not.
         self._pieces = WordCache(_MAX_PIECES)
         self._sampled = 0
         self._tokenizer = tokenizer
@@ -90,8 +92,9 @@ class WordIds:
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
         """Return the encoder for a tokenizer.
 
-        Return None if the tokenizer is of another kind, or if the library has other ids for a
-        sample text. `definition` is the tokenizer's JSON, which may lack the vocabulary.
+        Return None if the tokenizer is no suitable byte-level BPE, or if the encoder and the
+        library encode a sample text differently. `definition` is the content of tokenizer.json;
+        the vocabulary may be missing.
         """
         pattern, added = pattern_of(definition), _read_added_tokens(definition)
         words = None if pattern is None else translate_pattern(pattern)
@@ -104,7 +107,7 @@ class WordIds:
         ):
             return None
         found = cls(tokenizer, words, piece_start_of(pattern), added)
-        # Encode only every second sample with the opening, which is the same for all texts.
+        # Encode every second sample with special tokens.
         for number, text in enumerate(make_samples(list(added), _MIN_PIECES_CHARS)):
             special = number % 2 == 1
             ids = found.encode(text, add_special_tokens=special, learns_all=True)
@@ -117,13 +120,13 @@ class WordIds:
     def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
-        """Return an encoder with the same caches for a tokenizer with other added tokens.
+        """Return an encoder that shares these caches, for a tokenizer with other added tokens.
 
         Args:
             tokenizer: a tokenizer that differs only in its added tokens, which are `added`.
             added: ids of added tokens, by their text in an aliased text.
-            control_ids: ids of the control tokens. If other text would be encoded as one of them,
-                the text is left to the library.
+            control_ids: ids of the control tokens. If a text would have one of these ids, the
+                library encodes the text.
         """
         words = copy(self)
         words._tokenizer = tokenizer
@@ -144,11 +147,11 @@ class WordIds:
     def encode(
         self, text: str, *, add_special_tokens: bool, learns_all: bool = False
     ) -> array[int] | None:
-        """Return the ids of a text; None if the library has to encode it.
+        """Return the ids of a text. Return None if the library must encode the text.
 
-        The library has to encode the text if it is longer than a block, or if too many of its
-        characters are in new words or outside the alphabet. With `learns_all`, any number of new
-        words is cached.
+        The library must encode a text that is longer than a block, and a text with too many
+        characters in new words or outside the alphabet. With `learns_all`, any number of new words
+        is cached.
         """
         if len(text) > MAX_BLOCK_CHARS:
             return None
@@ -184,12 +187,12 @@ class WordIds:
         return self.opening + joined if add_special_tokens else joined
 
     def _ids_of_pieces(self, text: str, *, plain: bool, learns_all: bool) -> list[Ids] | None:
-        """Return the ids of each piece of a text, in order; None if too many words are new."""
+        """Return the ids of each piece of a text. Return None if too many words are new."""
         pieces = text.split(" ")
         if not learns_all and self._has_new_words(pieces, len(text)):
             return None
         found: list[Ids | None] = [*map(self._pieces.newer.get, pieces)]
-        # Ignore a cached entry for the first piece: its ids include a space, which is missing here.
+        # Ignore the cached entry for the first piece: its ids include a space before the piece.
         head = pieces[0]
         found[0] = None if head else b""
         if head and plain and len(pieces) > 1 and found[1] and not head[-1].isspace():
@@ -217,11 +220,11 @@ class WordIds:
     def _has_new_words(self, pieces: list[str], chars: int) -> bool:
         """Return True if too many words in a sample of the pieces are new.
 
-        Some of these new words are then cached.
+        In this case, cache some of the new words.
         """
         stride = 1 + len(pieces) // _SAMPLE_PIECES
-        # Begin each sample at another piece. The pieces of the last sample may be cached by now,
-        # which would prove nothing about the rest of the text.
+        # Begin each sample at a different piece. If the same text comes again, the pieces of the
+        # last sample are cached, but most other pieces are still new.
         self._sampled += 1
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):
@@ -239,13 +242,13 @@ class WordIds:
     def _ids_of(
         self, texts: list[str], chars: int, *, plain: bool, learns_all: bool
     ) -> list[Ids] | None:
-        """Return the ids of each text; None if too much of the text is in new words.
+        """Return the ids of each text. Return None if too many characters are in new words.
 
-        `chars` is the length of the complete text.
+        `texts` are parts of a text with `chars` characters.
         """
         found: list[Ids] = []
-        # Indices of texts with words that may be new, and of texts with other characters than the
-        # alphabet's.
+        # Indices of texts that may have new words, and of texts with characters outside the
+        # alphabet.
         rest: list[int] = []
         foreign: list[int] = []
         for place, text in enumerate(texts):
@@ -256,7 +259,7 @@ class WordIds:
                 rest.append(place)
             found.append(ids or b"")
         most = max(_MIN_NEW_CHARS, _MAX_NEW_SHARE * chars)
-        # Count 16 more characters for each text: a call of the library takes 20 us.
+        # Count 16 more characters for each text, because each call of the library takes 20 us.
         new_chars = sum([len(texts[place]) + 16 for place in foreign])
         if new_chars > most:
             return None
@@ -275,10 +278,10 @@ class WordIds:
         return found
 
     def _learn(self, words: list[str], chars: int) -> None:
-        """Cache the first few `words`, the new words of a text of `chars` characters.
+        """Cache the first few new words of a text with `chars` characters.
 
-        The text itself is left to the library. Without this, a gateway that has just started would
-        never cache a word.
+        Called for a text that the library encodes because it has too many new words. Without this,
+        a gateway that has just started would never cache a word.
         """
         left = _LEARNED_SHARE * chars
         learned: dict[str, Ids] = {}
@@ -290,8 +293,10 @@ class WordIds:
         self._words.add(learned)
 
     def _ids_of_known_words(self, text: str) -> Ids | None:
-        """Return the ids of a text in the alphabet; None if a word is not in the newer
-        generation."""
+        """Return the ids of a text whose words are all in the newer generation of the cache.
+
+        Return None if a word is not. All characters of the text must be in the alphabet.
+        """
         known = self._words.newer
         try:
             return b"".join([known[word] for word in self._cut_words(text)])
@@ -308,7 +313,7 @@ class WordIds:
 
 
 def _indices_of_none(found: list[Ids | None]) -> list[int]:
-    """Return the indices of None. They are few, so `index` is faster than a loop over the list."""
+    """Return the indices of None in a list. For few of them, `index` is faster than a loop."""
     indices: list[int] = []
     with suppress(ValueError):
         while True:
@@ -317,7 +322,10 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
 
 
 def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
-    """Return the ids of added tokens by text; None if a search for the text may miss a token."""
+    """Return the ids of added tokens, by text.
+
+    Return None if the tokenizer does not simply search the original text for the added tokens.
+    """
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)
     long = any(len(t["content"]) > _MAX_ADDED_CHARS for t in tokens)

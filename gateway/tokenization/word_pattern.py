@@ -1,8 +1,8 @@
-"""Translation of the expression by which a byte-level BPE cuts a text into words.
+"""Translation of the regular expression with which a byte-level BPE splits a text into words.
 
-tokenizer.json has this regular expression in the syntax of Oniguruma; the translation is for
-Python's `re`. Both mean the same for texts in a small alphabet: the library is asked which
-characters of the alphabet are in each class.
+tokenizer.json has the expression in the syntax of Oniguruma, and the translation is for Python's
+`re`. Both match the same words in texts of a small alphabet. Each character class is replaced by
+its members in this alphabet, according to the tokenizers library.
 """
 
 from __future__ import annotations
@@ -13,41 +13,48 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-# ASCII, Latin-1 and typographic punctuation. NFC changes none of these characters. If case is
-# ignored, no other character of the alphabet equals an ASCII letter (as the long s does).
+# ASCII, Latin-1 and typographic punctuation. NFC changes none of these characters. The alphabet has
+# no characters that equal an ASCII letter if case is ignored, such as the long s.
 ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
-# The expression that the pre-tokenizer `ByteLevel` has by default. Source: GPT-2's encoder.py.
+# The default expression of the pre-tokenizer `ByteLevel`. Source: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Syntax with the same meaning for Oniguruma and Python. Excluded are flags, `{2}+`, which is
-# possessive in Python only, and "ss" if case is ignored, which matches "ß" in Oniguruma only.
+# Syntax that means the same in Oniguruma and Python. Flags are excluded. `{2}+` is excluded because
+# it is possessive in Python only. A case-insensitive "ss" is excluded because it matches "ß" in
+# Oniguruma only.
 _SYNTAX = re.compile(
     r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
     r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
     r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
     r"|(?P<literal>[({])"
 )
-# Stands for a class without characters of the alphabet. Not in the alphabet, so never matched.
+# Replaces a character class without members in the alphabet. This character never occurs in a text
+# of the alphabet, so the class never matches.
 _NO_CHARACTER = "\ue000"
 
-# Parts of the expression for a word: the first character, which may be a space, and further
-# characters, which are no spaces, ...
+# The next four constants match parts of an expression. `_FIRST` matches an expression for the first
+# character of a word, which may be a space. `_SOLID` matches an expression for further characters,
+# which are no spaces.
 _FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
 _SOLID = (
     r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
     r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-# ... white space alone, ...
+# Matches an expression for white space.
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
-# ... and, in the demo's tokenizer, a comma with the space before a number.
+# Matches an expression of the demo's tokenizer: a comma with the space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
-# Expressions for which a word begins at each lone space, except before a number in the demo's.
+# Matches expressions that begin a word at each lone space. The expression of the demo's tokenizer
+# matches, too, although it begins no word at a lone space between a comma and a number.
 _PIECES = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|(?P<number>{_NUMBER}))\|)+\\s\+")
 
 
 def pattern_of(definition: dict[str, Any]) -> str | None:
-    """Return the expression that cuts a text into words; None if the tokenizer is no byte-level
-    BPE with one such expression."""
+    """Return the expression with which a byte-level BPE splits a text into words.
+
+    Return None if the tokenizer is no byte-level BPE with a single expression. `definition` is the
+    content of tokenizer.json.
+    """
     model, normalizer = definition["model"], definition["normalizer"]
     plain = model["type"] == "BPE" and not any(
         model.get(name)
@@ -73,7 +80,10 @@ def pattern_of(definition: dict[str, Any]) -> str | None:
 
 
 def translate_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return an expression for Python with the same meaning in the alphabet; None if unsure."""
+    """Return an expression for Python that matches the same words in texts of the alphabet.
+
+    Return None if the expression contains syntax that cannot be translated safely.
+    """
     found, at, within = "", 0, False
     while at < len(pattern):
         step = _SYNTAX.match(pattern, at)
@@ -86,20 +96,20 @@ def translate_pattern(pattern: str) -> re.Pattern[str] | None:
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
-    # Refuse an expression that may match an empty word: Oniguruma and Python continue differently
-    # after an empty match. For this check, all lookaheads are made optional.
+    # Refuse an expression that may match an empty string, because Oniguruma and Python continue
+    # differently after an empty match. All lookaheads are optional in this check.
     with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
         if re.compile(with_all_lookaheads).fullmatch(""):
             return None
-        # Make a word of text between two matches, too, as the tokenizer does.
+        # Also match the text between two words: the tokenizer treats it as a word, too.
         return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
     except re.error:
         return None
 
 
 def _members(chars: str) -> str:
-    """Return the characters of the alphabet that are in this class, according to the library."""
+    """Return the characters of the alphabet that the library finds in a character class."""
     others = pre_tokenizers.Split(Regex(chars), "removed").pre_tokenize_str
     return "".join(char for char in ALPHABET if not others(char))
 
@@ -109,10 +119,10 @@ def char_class(chars: Iterable[str]) -> str:
 
 
 def piece_start_of(pattern: str) -> re.Pattern[str] | None:
-    """Return the pattern of text after a lone space for which a word begins at that space.
+    """Return a pattern for the text after a lone space. If it matches, the space begins a word.
 
-    A space is lone if there is no other white space beside it. Return None for an expression that
-    `_PIECES` does not match: its words may contain lone spaces.
+    A space is lone if no other white space is beside it. Return None if `_PIECES` does not match
+    the expression `pattern`, whose words may then contain lone spaces.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:
@@ -120,7 +130,7 @@ def piece_start_of(pattern: str) -> re.Pattern[str] | None:
     if not found["number"]:
         return re.compile(r"\S")
     numbers = _members(r"\p{N}")
-    # Exclude characters outside the alphabet, too: other scripts also have numbers.
+    # Also exclude all characters outside the alphabet, because other scripts have numbers, too.
     return re.compile(
         f"[{char_class(c for c in ALPHABET if c not in numbers and not c.isspace())}]"
     )

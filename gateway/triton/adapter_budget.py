@@ -1,9 +1,10 @@
-"""The budget of adapters in use on one engine, shared fairly by tenants.
+"""Fair budget of LoRA adapters in use on one engine.
 
-A request fails if TensorRT-LLM's adapter cache is full of adapters in use and lacks the request's
-own. The engine does not report how many adapters fit. So after such a failure the number in use is
-limited, and requests for further adapters wait until one is idle. The free slot then goes to the
-tenant with the fewest adapters in use.
+TensorRT-LLM's adapter cache cannot evict adapters in use. A request fails if the cache is full of
+them and lacks the request's adapter. The engine does not report how many adapters fit. So after the
+first such failure, the gateway limits the number of adapters in use. Requests for further adapters
+then wait until an adapter is idle. The free slot goes to the tenant with the fewest adapters in
+use.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-# A request for an adapter that is in use needs no slot, so it overtakes requests that wait for a
-# slot. It must not overtake a request that has waited for longer than this, if that request's
-# tenant is the same or has fewer adapters in use. Otherwise such requests could wait for ever.
+# A request for an adapter that is already in use needs no free slot, so it overtakes requests that
+# wait for a slot. Requests that have waited for longer than this many seconds must not be overtaken
+# in this way. This protects requests of the same tenant, and of tenants with fewer adapters in use.
 _OVERTAKE_PERIOD_S = 1.0
-# After an overflow fewer adapters may be in use at once. The reason may have been one very large
-# adapter, so the limit is doubled after this time if requests still wait. The limit is not simply
-# removed: if all waiting adapters were tried at once, most would upload their weights in vain.
+# The limit is doubled after this many seconds if requests still wait: the cache may have been full
+# only because of one very large adapter. Removing the limit would be wrong: if all waiting requests
+# were sent at once, most of them would upload their weights in vain.
 _LIMIT_PERIOD_S = 30.0
 
 
@@ -34,7 +35,7 @@ class _Waiter:
 class AdapterBudget:
     """The adapters that this process uses on one replica, and the limit on their number.
 
-    Use each instance in one event loop only.
+    Not thread-safe: use an instance in one event loop only.
     """
 
     def __init__(self) -> None:
@@ -46,12 +47,12 @@ class AdapterBudget:
 
     @property
     def active(self) -> frozenset[int]:
-        """Return the task ids of the adapters that have a request in flight."""
+        """Task ids (the engine's adapter ids) of the adapters with a request in flight."""
         return frozenset(self._active)
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Return the task ids of the adapters whose requests wait for a free slot."""
+        """Task ids of the adapters whose requests wait for a free slot."""
         return frozenset(turn.task_id for turn in self._waiting)
 
     async def acquire(self, task_id: int, tenant: str = "") -> None:
@@ -69,7 +70,7 @@ class AdapterBudget:
             if turn in self._waiting:
                 self._waiting.remove(turn)
                 self._grant_next()
-            else:  # granted in the same moment
+            else:  # the slot was granted at the same moment, so give it back
                 self.release(task_id, tenant)
             raise
 
@@ -84,7 +85,10 @@ class AdapterBudget:
         self._grant_next()
 
     def reduce_limit(self) -> None:
-        """Limit the adapters in use to one less than now: the engine could not fit the last."""
+        """Limit the number of adapters in use to one less than now.
+
+        Call this when the engine had no space for an adapter.
+        """
         self._limit = max(1, len(self._active) - 1)
         self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
 
@@ -93,7 +97,7 @@ class AdapterBudget:
         self._active_of.setdefault(tenant, Counter())[task_id] += 1
 
     def _in_use_by(self, tenant: str) -> int:
-        """Return how many different adapters the tenant's requests in flight use."""
+        """Return the number of different adapters that the tenant's requests in flight use."""
         return len(self._active_of.get(tenant, ()))
 
     def _has_free_slot(self) -> bool:
@@ -105,9 +109,9 @@ class AdapterBudget:
             self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
 
     def _grant_next(self) -> None:
-        """Grant free slots, each to the tenant with the fewest adapters in use.
+        """Grant free slots. Each slot goes to the tenant with the fewest adapters in use.
 
-        Among equal tenants, the oldest request gets the slot.
+        If several tenants are equal, the oldest request gets the slot.
         """
         self._grant_active()
         while self._waiting:
@@ -118,9 +122,9 @@ class AdapterBudget:
             self._grant_active()
 
     def _grant_active(self) -> None:
-        """Grant the waiting requests whose adapter is in use already.
+        """Grant the waiting requests whose adapter is already in use, because they need no slot.
 
-        Such a request must not overtake one that has waited too long (`_OVERTAKE_PERIOD_S`).
+        They must not overtake a request that has waited too long (see `_OVERTAKE_PERIOD_S`).
         """
         now = time.monotonic()
         passed_long: set[str] = set()

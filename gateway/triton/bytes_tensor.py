@@ -1,4 +1,7 @@
-"""BYTES tensors of texts: each text is its length in 4 bytes, little-endian, then UTF-8."""
+"""BYTES tensors of texts.
+
+Each text is encoded as its length in bytes (4 bytes, little-endian), followed by its UTF-8 bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def pack(texts: Sequence[str]) -> bytes:
 def unpack(raw: bytes) -> list[str]:
     """Return the texts of a tensor.
 
-    Bytes that are not UTF-8, such as half a character, become U+FFFD.
+    Invalid UTF-8, such as an incomplete character, becomes U+FFFD.
     """
     texts, position = [], 0
     while position < len(raw):

@@ -32,8 +32,8 @@ T = TypeVar("T")
 class TritonClient:
     """Connection to one Triton endpoint: ``host:port``, or ``grpcs://host:port`` for TLS.
 
-    Create instances inside a running event loop. Raises ValueError for an invalid endpoint, OSError
-    if a certificate cannot be read.
+    Create instances in a running event loop. The constructor raises ValueError for an invalid
+    endpoint, and OSError if a certificate cannot be read.
     """
 
     def __init__(self, endpoint: str, options: ConnectionOptions = _PLAIN) -> None:
@@ -46,10 +46,10 @@ class TritonClient:
         *,
         metadata: Metadata = _NO_METADATA,
     ) -> Responses:
-        """Send one serialized ModelInferRequest on a new stream, and return the responses.
+        """Send one serialized ModelInferRequest on a new gRPC stream. Return its response stream.
 
-        `request` may be split into several pieces. Cancelling the stream affects no other request.
-        Raises GatewayError if there is no connection.
+        `request` may be a sequence of chunks, which are sent one after the other. Cancelling the
+        stream affects no other request. Raise GatewayError if there is no connection.
         """
         return await self.stream(request, parse_response, metadata=metadata)
 
@@ -61,10 +61,11 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """Send a request like `infer`, and return its responses as `parse` makes them.
+        """Send a request like `infer`, and return a stream of parsed responses.
 
-        `parse` is called with each serialized ModelStreamInferResponse. Raises TimeoutError if
-        there is no connection by `by`, a time of the event loop.
+        `parse` is called with each serialized ModelStreamInferResponse; the stream returns its
+        results. `by` is a time in seconds of the event loop's clock. Raise TimeoutError if there is
+        no connection at this time.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_STREAM, pieces, parse, metadata, by)
@@ -76,9 +77,10 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[bytes]:
-        """Send a request like `stream`, and return its responses as bytes in the pieces received.
+        """Send a request like `stream`, and return a stream of the received bytes.
 
-        A piece may end anywhere in a response. Each response begins with gRPC's 5-byte prefix.
+        The bytes come in chunks as they were received, so a chunk may end within a response. Each
+        response starts with gRPC's 5-byte message prefix.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.pieces(_STREAM, pieces, metadata, by)
@@ -86,7 +88,8 @@ class TritonClient:
     async def model_ready(self, model: str) -> bool:
         """Return True if the server serves `model` now.
 
-        Raises EngineUnreachable without a connection, TimeoutError without an answer in time.
+        Raise EngineUnreachable if there is no connection, and TimeoutError if the server does not
+        answer in time.
         """
         request = pb.ModelReadyRequest(name=model).SerializeToString()
         try:
@@ -98,7 +101,7 @@ class TritonClient:
         return bool(_parse(pb.ModelReadyResponse, reply).ready)
 
     async def model_config(self, model: str) -> Any:
-        """Return the server's `inference.ModelConfig` for `model`. Raises GatewayError."""
+        """Return the `inference.ModelConfig` message of `model`. Raise GatewayError on failure."""
         request = pb.ModelConfigRequest(name=model).SerializeToString()
         path = _SERVICE + "/ModelConfig"
         try:
@@ -112,12 +115,13 @@ class TritonClient:
     ) -> bytes:
         """Send a serialized ModelInferRequest, and return the serialized ModelInferResponse.
 
-        Cancelling the task ends the call. Raises GatewayError, and TimeoutError after `timeout_s`.
+        Cancelling the task ends the call. Raise GatewayError on failure, and TimeoutError after
+        `timeout_s` seconds.
         """
         return await self._transport.unary(_SERVICE + "/ModelInfer", request, timeout_s, metadata)
 
     def disconnect(self) -> None:
-        """Abort all calls in flight; the next call connects again."""
+        """Abort all calls in flight. The next call opens a new connection."""
         self._transport.disconnect()
 
     async def close(self) -> None:
@@ -125,7 +129,7 @@ class TritonClient:
 
 
 def parse_response(data: bytes) -> pb.ModelStreamInferResponse:
-    """Parse a response. Raises EngineBroken if it is invalid."""
+    """Parse a serialized ModelStreamInferResponse. Raise EngineBroken if it is invalid."""
     return _parse(pb.ModelStreamInferResponse, data)
 
 
@@ -139,7 +143,7 @@ def _parse(kind: Any, data: bytes) -> Any:
 def _transport(endpoint: Endpoint, options: ConnectionOptions) -> Transport:
     if options.transport == "http2":
         return Http2Transport(endpoint, options)
-    # Import grpcio only if it is configured: it takes 8 MiB, and is only the reference transport.
+    # Import grpcio only if it is configured, because it takes 8 MiB of memory.
     from gateway.triton.grpcio import GrpcioTransport  # noqa: PLC0415
 
     return GrpcioTransport(endpoint, options)

@@ -1,6 +1,7 @@
-"""Direct requests to one model of a Triton server, without engine state or OpenAI's rules.
+"""Direct requests to one model of a Triton server, for operators' tools.
 
-Operators' tools use these requests, so the server's error texts are returned unchanged.
+They bypass the rest of the gateway: there are no retries, and the server's error texts are returned
+unchanged.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
-# Direct requests send stop strings, so that an operator can see how the engine handles them. The
-# gateway does not send them but searches the text itself: an engine matches stop strings as
-# sequences of tokens, and some releases fail on them.
+# Direct requests send stop strings, to show an operator how the engine handles them. The gateway
+# itself does not send them to this model but searches the text: an engine compares token ids, which
+# may differ for the same text, and some releases fail on stop strings.
 _LLMAPI = LLMAPI | {"stop_words": ("sampling_param_stop",)}
 _CANCELLED = "Request cancelled by client"
 
 
 class Reply:
-    """A response on a stream. `error` is the server's error text, or "" if there is no error."""
+    """A response on a stream. `error` is the server's error text; "" if there is no error."""
 
     def __init__(self, response: pb.ModelStreamInferResponse) -> None:
         self._response = response.infer_response
         self.error: str = response.error_message
         self.final = bool(self.error) or is_final(self._response)
         self.cancelled = self.error == _CANCELLED
-        """True if this is the llmapi model's answer to a stopped request, or to the stop request
-        itself."""
+        """True if this is the llmapi model's response to a stop request or to the stopped request.
+        """
 
     def has(self, name: str) -> bool:
         return any(tensor.name == name for tensor in self._response.outputs)
@@ -61,10 +62,10 @@ class Reply:
         return [tensor.name for tensor in self._response.outputs]
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """Return an output as an array of its shape, or None if it is not in the response.
+        """Return an output tensor as an array. Return None if the response has no such output.
 
-        BF16 values are returned as their 16 bits (uint16), BYTES as texts. The llmapi model sends
-        numbers as BYTES, too.
+        BF16 values are returned as uint16 with the same bits. BYTES values are returned as texts;
+        the llmapi model sends even numbers as BYTES.
         """
         found = self._raw(name)
         if found is None:
@@ -75,7 +76,7 @@ class Reply:
         return np.frombuffer(raw, NUMBERS[tensor.datatype]).reshape(tensor.shape)
 
     def _raw(self, name: str) -> tuple[Any, bytes] | None:
-        """Return an output's description and its bytes, or None if it is not in the response."""
+        """Return an output's metadata and bytes. Return None if the response has no such output."""
         contents = self._response.raw_output_contents
         for tensor, raw in zip(self._response.outputs, contents, strict=True):
             if tensor.name == name:
@@ -83,7 +84,10 @@ class Reply:
         return None
 
     def ids(self) -> list[list[int]]:
-        """Return the ids of each beam in `output_ids`, without padding; [] if there are none."""
+        """Return the token ids of each beam in `output_ids`, without padding.
+
+        Return an empty list if the response has no `output_ids`.
+        """
         ids, lengths = self.array("output_ids"), self.array("sequence_length")
         if ids is None:
             return []
@@ -92,21 +96,23 @@ class Reply:
         return [row[:n].tolist() for row, n in zip(ids[0], lengths.reshape(-1), strict=True)]
 
     def texts(self) -> list[str]:
-        """Return the text of each beam in `text_output`; [] if there are none."""
+        """Return the text of each beam. Return an empty list if there is no `text_output`."""
         raw = self._raw("text_output")
         return [] if raw is None else bytes_tensor.unpack(raw[1])
 
     def delta(self, reader: LlmapiReader) -> TokenDelta:
-        """Return what this reply of an llmapi model adds to the text of the earlier replies."""
+        """Return the delta of this reply of an llmapi model, relative to the earlier replies."""
         return reader.delta(self._response)
 
 
 class DirectModel:
     """A served model: its declared tensors, and requests to it.
 
-    `llmapi` is True for the model of the llmapi repository, whose streamed responses each have the
-    complete text so far. `sends_at_end` is True for a release of it that sends the streamed
-    responses only when the answer is complete.
+    Attributes:
+        llmapi: True for the model of the llmapi repository. Each of its streamed responses has the
+            complete text so far.
+        sends_at_end: True for a release of the llmapi model that sends streamed responses only when
+            the answer is complete.
     """
 
     def __init__(self, client: TritonClient, name: str, config: Any) -> None:
@@ -129,7 +135,7 @@ class DirectModel:
     async def find(cls, client: TritonClient, name: str) -> DirectModel:
         """Return the served model with this name.
 
-        Raises GatewayError or TimeoutError if it is not served or Triton is unreachable.
+        Raise GatewayError or TimeoutError if the model is not served or Triton is unreachable.
         """
         try:
             served = await client.model_ready(name)
@@ -141,7 +147,7 @@ class DirectModel:
 
     @property
     def lora_dtype(self) -> Dtype | None:
-        """Return the declared type of `lora_weights`, or None if the model takes no adapters."""
+        """Data type of the input `lora_weights`; None if the model does not support adapters."""
         return lora_dtype(self.inputs)
 
     def request(self, request_id: str) -> RequestBuilder:
@@ -154,11 +160,11 @@ class DirectModel:
     def batch(
         self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]
     ) -> InferRequest:
-        """Return a request of several rows.
+        """Return a request with several rows.
 
-        `inputs` has a matrix, [rows, n], for each of the model's own input names. Inputs that the
-        model does not declare are left out. The request asks for the outputs that have the
-        generated tokens.
+        `inputs` has a matrix of shape [rows, n] for each input, by the model's own input name.
+        Inputs that the model does not declare are left out. The request asks for the outputs with
+        the generated tokens.
         """
         request = pb.ModelInferRequest(model_name=self.name, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -178,9 +184,9 @@ class DirectModel:
         return of_model(StopModel(self.name, self.inputs), request_id)
 
     async def send(self, request: InferRequest | Message) -> Responses:
-        """Send a request on a new stream, and return the stream of its responses.
+        """Send a request on a new gRPC stream. Return its response stream.
 
-        Raises GatewayError if there is no connection.
+        Raise GatewayError if there is no connection.
         """
         if isinstance(request, InferRequest):
             return await self._client.infer(request.pieces)
@@ -188,10 +194,10 @@ class DirectModel:
 
 
 async def replies(stream: Responses) -> AsyncIterator[Reply]:
-    """Yield all replies up to the end of the request. The last one is final, or an error.
+    """Yield all replies of a request. The last reply is final, or has an error.
 
-    Raises GatewayError if the connection is lost or the stream ends early, CancelledError if the
-    stream is cancelled.
+    Raise GatewayError if the connection is lost or the stream ends early. Raise CancelledError if
+    the stream is cancelled.
     """
     while (response := await stream.read()) is not None:
         reply = Reply(response)

@@ -1,4 +1,4 @@
-"""A Triton replica: its served model, its availability, and generations on it."""
+"""Engine: the model that a Triton replica serves, its availability, and generations on it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _POLL_TIMEOUT_S = 2.0
-# Timeout of a repeated poll. It is long enough for a slow answer to arrive, and for a gateway that
-# was stalled itself to catch up.
+# Timeout in seconds of the second poll after a first one timed out. In this time, a slow answer can
+# arrive, and a gateway whose own event loop was blocked can read it.
 _REPEATED_POLL_TIMEOUT_S = 1.0
 _TOKENIZER_TIMEOUT_S = 5.0
-# An engine that is working on non-streaming answers counts as dead after this many probes without
-# an answer in succession: until then it may just be full.
+# An engine with non-streaming answers in progress counts as dead after this many unanswered probes
+# in succession. With fewer, the engine may just be full.
 _MAX_SILENT_PROBES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
@@ -57,11 +57,9 @@ async def _run_inline(work: Callable[[], T]) -> T:
 
 
 class Engine:
-    """The model that one Triton server serves: its core model, or a text model that wraps it.
+    """The model that one Triton server serves: the core model, or a text model that wraps it.
 
-    `mode` and `text_model` are GATEWAY_TRITON_MODE and GATEWAY_TRITON_TEXT_MODEL. `on_stop` is
-    called once for each generation that the engine is asked to stop early. Create instances inside
-    an event loop.
+    Create instances in a running event loop.
     """
 
     def __init__(
@@ -81,13 +79,23 @@ class Engine:
         tokenizer: OwnTokenizer | None = None,
         tokenizer_policy: TokenizerPolicy = "refuse",
     ) -> None:
-        """Make an engine that has not been polled yet.
+        """Create an engine. Its server is not polled yet.
 
         Args:
-            tokenizer: the gateway's own, to be compared with Triton's; None for no comparison.
+            endpoint: the Triton server's endpoint.
+            model: name of the core model.
+            vocab_size: number of tokens in the gateway's vocabulary.
+            max_seq_len: maximum length in tokens, for models that do not report it.
+            on_stop: called once for each generation that the engine is asked to stop early.
+            on_upload: called after each upload of adapter weights.
+            connection: options of the connection.
+            mode: value of GATEWAY_TRITON_MODE.
+            text_model: value of GATEWAY_TRITON_TEXT_MODEL.
             first_response_timeout: seconds that a streaming llmapi model has for the first response
                 to a request; None for no limit.
-            tokens_per_block: block size of an llmapi model's KV cache.
+            tokens_per_block: block size in tokens of an llmapi model's KV cache.
+            tokenizer: the gateway's tokenizer, to be compared with Triton's; None to skip this.
+            tokenizer_policy: what to do if the tokenizers differ.
         """
         self._client = TritonClient(endpoint, connection)
         self._preferences = ModelPreferences(
@@ -102,10 +110,11 @@ class Engine:
         self.on_upload = on_upload
         self._selection: ModelSelection | None = None
         self.last_selection: ModelSelection | None = None
-        """The current selection or, while the server is unavailable, the last one. None until a
-        model has been selected for the first time."""
+        """The current selection or, while the server is unavailable, the selection before.
+
+        None until a model has been selected for the first time."""
         self.on_selection: Callable[[], None] = lambda: None
-        """Called when `last_selection` has changed."""
+        """Callback that is called when `last_selection` has changed."""
         self.silence = Silence()
         self._first_response_timeout = first_response_timeout
         self._probe = TokenProbe()
@@ -114,17 +123,20 @@ class Engine:
         if tokenizer is not None:
             self._tokenizer_check = TokenizerCheck(self._client, tokenizer, tokenizer_policy)
         self.single_responses = 0
-        """Number of running requests that get a single response, at the end. While they get nothing
-        the engine may well be working."""
+        """Number of running requests that get a single response at their end.
+
+        The engine may be working on them although it sends nothing."""
         self.streams: set[OpenStream] = set()
         """The running requests that get a stream of responses."""
         self.has_received = False
-        """True if any request has received something since the last poll began."""
-        # Event-loop time at which a poll last found `has_received` set. Polls set it, so tokens do
-        # not have to read the clock. It is later than the response by one poll interval at most.
+        """True if a response to any request was received since the start of the last poll."""
+        # Time of the last response, in seconds of the event loop's clock. Polls set it, so that
+        # tokens need not read the clock. It is too late by up to one poll interval.
         self.received_at = -math.inf
         self.lost_at = -math.inf
-        """Event-loop time at which the engine last became unavailable; minus infinity if never."""
+        """Time at which the engine last became unavailable, in seconds of the event loop's clock.
+
+        Minus infinity if the engine was always available."""
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops = StopRequests(self._client)
@@ -134,20 +146,20 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Return True if the last poll found the model serving."""
+        """True if the model was ready at the last poll."""
         return self._selection is not None
 
     @property
     def suspect(self) -> bool:
-        """Return True if the engine did not answer the last poll, or failed a request.
+        """True if the engine did not answer the last poll, or a request to it has failed.
 
-        The engine may just be busy, and the request may have failed by its own fault.
+        The engine may work nevertheless: it may be busy, or the request may have been invalid.
         """
         return self.silence.suspect or self._probe.is_doubted
 
     @property
     def makes_no_tokens(self) -> bool:
-        """Return True if the engine is unavailable, or may be dead: its last probe got no token."""
+        """True if the engine is unavailable, or if its last probe got no token."""
         chosen = self._selection
         if chosen is None:
             return True
@@ -159,9 +171,9 @@ class Engine:
 
     @property
     def selection(self) -> ModelSelection:
-        """Return the selected model, and why it was selected.
+        """The selected model, and why it was selected.
 
-        Raises EngineUnavailable while Triton is unavailable or loading the model.
+        Raises EngineUnavailable while Triton is unavailable or loads the model.
         """
         if self._selection is None:
             raise EngineUnavailable("The inference server is not ready.")
@@ -169,24 +181,27 @@ class Engine:
 
     @property
     def capabilities(self) -> ModelCapabilities:
-        """Return the selected model's capabilities. Raises EngineUnavailable like `selection`."""
+        """Capabilities of the selected model. Raises EngineUnavailable like `selection`."""
         return self.selection.capabilities
 
     @property
     def fingerprint(self) -> str:
-        """Return the fingerprint of the model in `last_selection`, or "" before the first."""
+        """Fingerprint of the model in `last_selection`; "" before the first selection."""
         return self.last_selection.capabilities.fingerprint if self.last_selection else ""
 
     async def wait_ready(self) -> None:
-        """Return once a poll has found the model serving."""
+        """Wait until a poll has found the model ready for the first time."""
         await self._seen_ready.wait()
 
     async def watch(self) -> None:
-        """Poll the engine until cancelled, so that `ready` and `capabilities` stay current."""
+        """Poll the engine repeatedly to keep `ready` and `capabilities` current.
+
+        Run until cancelled.
+        """
         while True:
             try:
                 await self.refresh()
-            except Exception:  # polling must continue after any answer of Triton's
+            except Exception:  # continue to poll after any error
                 log.exception("looking at the engine failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL_S):
@@ -194,10 +209,10 @@ class Engine:
             self._probe.requested.clear()
 
     async def refresh(self) -> None:
-        """Poll once whether the model is served; after an outage, read its configuration again.
+        """Poll the server once. After an outage, also read the model's configuration again.
 
-        A server counts as lost after several polls without an answer (`Silence`), since it may only
-        be slow. It does not count as lost while it sends tokens.
+        A server may just be slow, so it counts as lost only after several polls without an answer
+        (see `Silence`). It never counts as lost while it sends tokens.
         """
         silence = self.silence
         silence.begin_poll(received=self.has_received)
@@ -209,7 +224,7 @@ class Engine:
         except TimeoutError:
             if not self.has_received and (not self.ready or silence.is_sudden or silence.is_lost):
                 self._mark_lost(f"Triton at {self._client.endpoint} does not answer in time")
-                # End the running requests, which wait in vain: some can resume on another replica.
+                # End the running requests, so that they fail now or resume on another replica.
                 self._client.disconnect()
         except GatewayError as error:
             silence.record_answer()
@@ -219,9 +234,9 @@ class Engine:
             silence.record_answer()
 
     async def _poll_with_retry(self) -> None:
-        """Poll once. Poll again after a timeout if all tokens stopped together with the answers.
+        """Poll the server, and poll again after a timeout if all tokens stopped at the same time.
 
-        Raises TimeoutError and GatewayError.
+        Raise TimeoutError if the server does not answer, and GatewayError if it is unavailable.
         """
         try:
             await self._poll(_POLL_TIMEOUT_S)
@@ -242,11 +257,11 @@ class Engine:
                 )
             await self._probe_engine(chosen.capabilities)
             if self._tokenizer_check is not None and self._tokenizer_check.due:
-                # Limit the time of the comparison, as the rest of this poll waits for it.
+                # Limit the time of the comparison, because this poll waits for it.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TOKENIZER_TIMEOUT_S):
                         compared = await self._compare_tokenizers(chosen)
-                        if self._selection == chosen:  # not lost in the meantime
+                        if self._selection == chosen:  # the engine was not lost in the meantime
                             self._selection = compared
                             self._warn(compared)
             if not chosen.is_provisional or not await self._client.model_ready(
@@ -258,7 +273,7 @@ class Engine:
             return
         await self._probe_engine(selection.capabilities)
         selection = await self._compare_tokenizers(selection)
-        # A concurrent poll may have set the selection while this one waited for a token.
+        # A concurrent poll may have set the same selection while this poll waited for a token.
         if selection == self._selection:
             return
         self._probe.is_doubted = False
@@ -273,9 +288,9 @@ class Engine:
         self._warn(selection)
 
     async def _compare_tokenizers(self, selection: ModelSelection) -> ModelSelection:
-        """Return the selection with a warning if the model's tokenizer may not be the gateway's.
+        """Return the selection, with a warning if Triton's and the gateway's tokenizers may differ.
 
-        Raises EngineUnavailable if the tokenizers differ and the operator's policy is to refuse.
+        Raise EngineUnavailable if the tokenizers differ and the operator's policy is "refuse".
         """
         if self._tokenizer_check is None:
             return selection
@@ -285,7 +300,7 @@ class Engine:
         return replace(selection, tokenizer_warning=odd)
 
     def _warn(self, selection: ModelSelection) -> None:
-        """Log the selection's warning for operators, if it is new."""
+        """Log the selection's warning for operators, unless it was logged last time."""
         if selection.warning is not None and selection.warning != self._warned:
             log.warning("%s: %s", self._client.endpoint, selection.warning)
         self._warned = selection.warning
@@ -302,11 +317,12 @@ class Engine:
         )
 
     def _is_silence_fatal(self, capabilities: ModelCapabilities, since: float) -> bool:
-        """Return True if the engine must be dead, given that no request got a token since `since`.
+        """Return True if the engine must be dead because no request got a token since `since`.
 
-        `since` is a time of the event loop. A model that answers only at the end may just be busy
-        with long answers, and any engine may be full. But a living engine would continue the
-        streams that it has started, and would not stay full for several probes.
+        `since` is in seconds of the event loop's clock. A model that cannot stream may always just
+        be busy with long answers. Other models may be busy with non-streaming answers, too. If
+        there are such answers, the engine counts as dead only if a stream that has started gets no
+        token, or after several unanswered probes.
         """
         if not self.ready:
             return True
@@ -348,15 +364,18 @@ class Engine:
     ) -> TokenStream:
         """Return the stream of one generation's token deltas, as a context manager.
 
-        If it is left before the end of the answer, the engine is asked to stop the generation.
+        If the context is exited before the end of the answer, the engine is asked to stop the
+        generation.
 
         Args:
-            deadline: a time of the event loop; reading raises TimeoutError from then on.
-            metadata: sent with the call.
-            offload: runs work on logits outside the event loop.
+            generation: the engine request.
+            deadline: time in seconds of the event loop's clock. After it, reading raises
+                TimeoutError.
+            metadata: gRPC metadata of the call.
+            offload: runs work on logits in another thread.
             on_sent: called each time the request was sent to the engine.
-            on_abandon: called if the generation is left early. Returns the `EarlyStop` to end when
-                the engine has released the request.
+            on_abandon: called if the generation is aborted. Returns the `EarlyStop` whose `end` is
+                called when the engine has released the request.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
@@ -415,8 +434,8 @@ class Engine:
     ) -> list[TokenLogprob]:
         """Return the log probability of each token of the prompt.
 
-        The engine processes the prompt once, and generates one token. Raises GatewayError and
-        TimeoutError.
+        The engine processes the prompt and generates one token. Raise GatewayError if the engine
+        fails, and TimeoutError at the deadline. `generate` describes the arguments.
         """
         capabilities = self.capabilities
         request = tensors.context_request(capabilities, generation)
@@ -449,10 +468,10 @@ class Engine:
         return await self._client.pieces(request, metadata=metadata, by=by)
 
     async def resolve_mapping(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Resolve `mapping` against the configuration of its model, which this server serves.
+        """Return `mapping`, completed with the configuration of its model on this server.
 
-        Raises EngineUnavailable if the model is not served, EngineError if the mapping does not fit
-        the configuration.
+        Raise EngineUnavailable if the model is not served. Raise EngineError if the mapping does
+        not fit the configuration.
         """
         return resolve_mapping(mapping, await self._client.model_config(mapping.model))
 

@@ -1,4 +1,4 @@
-"""Handling of one request to the engine: sending, with adapter weights if needed, and ending.
+"""A request to the engine: send it, upload adapter weights if needed, and stop it early.
 
 See decision 002 in docs/decisions.
 """
@@ -36,19 +36,18 @@ from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-# Pauses between attempts while the engine's adapter cache is full of adapters in use. An adapter
-# becomes idle when its requests end.
+# Pauses in seconds between attempts while the engine's adapter cache is full of adapters in use.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 _NOT_BEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 
 class EngineCall:
-    """A request to the engine, to be used in a ``with``; `response` returns the next response.
+    """A request to the engine, as a context manager. `response` returns the next response.
 
-    If the ``with`` is left before the final response, for any reason, the engine is sent a stop
-    request. That takes no await, so a cancellation cannot prevent it. A call to a BLS model is
-    cancelled instead: the ids of that model's own requests to the engine are unknown. Upstream's
-    BLS model ignores the cancellation.
+    If the context is exited before the final response, the engine is sent a stop request. Exiting
+    contains no await, so a cancellation cannot prevent this. A call to a BLS model is cancelled
+    instead: the gateway does not know the ids of the requests that this model sends to the engine.
+    NVIDIA's BLS model ignores the cancellation.
     """
 
     def __init__(
@@ -64,14 +63,19 @@ class EngineCall:
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> None:
-        """Make the call, without sending it.
+        """Prepare the call, without sending the request.
 
         Args:
-            deadline: latest time for the last response, in the event loop's time.
-            begin_by: latest time for the first response.
+            engine: the engine that gets the request.
+            capabilities: capabilities of the engine's model.
+            request: the encoded request.
+            generation: the generation that the request was made from.
+            deadline: latest time for the last response, in seconds of the event loop's clock.
+            metadata: gRPC metadata of the call.
+            begin_by: latest time for the first response, by the same clock; None for no limit.
             on_sent: called each time the request was sent to the engine.
-            on_abandon: called if the request is left early. Returns the `EarlyStop` to end when the
-                engine has released the request.
+            on_abandon: called if the request is aborted. Returns the `EarlyStop` whose `end` is
+                called when the engine has released the request.
         """
         loop = asyncio.get_running_loop()
         self._engine = engine
@@ -79,7 +83,7 @@ class EngineCall:
         self._request = request
         self._metadata = metadata
         self._generation = generation
-        # An engine that reads adapters from disk is sent no weights: it reloads evicted adapters.
+        # Send no weights to an engine that reads adapters from disk, because it loads them itself.
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._stream: ResponseStream[bytes] | None = None
         self._on_sent = on_sent
@@ -92,7 +96,7 @@ class EngineCall:
         self._has_slot = False
         self._expired = False
         self._deadline = deadline
-        # One timer per stream: a timeout around each read would cost as much as parsing it.
+        # Use one timer per stream: a timeout around each read would cost as much time as parsing.
         self._timer = loop.call_at(deadline, self._expire)
         self._since = loop.time()
         self._begin_timed_out = False
@@ -102,27 +106,27 @@ class EngineCall:
 
     @property
     def was_sent(self) -> bool:
-        """Return True if the request was sent to the engine.
+        """True if the request was sent to the engine.
 
-        It is False again while the request waits to be repeated, after the engine has refused its
-        adapter.
+        If the engine refuses the request's adapter, the value is False again until the request is
+        repeated.
         """
         return self._stream is not None
 
     @property
     def unread(self) -> int:
-        """Return the number of unread responses; see `ResponseStream`."""
+        """Number of responses that were received but not read; see `ResponseStream`."""
         return 0 if self._stream is None else self._stream.unread
 
     @property
     def seconds_at_engine(self) -> float:
-        """Return the seconds since the request was sent to the engine; 0 if not `was_sent`."""
+        """Seconds since the request was sent to the engine; 0.0 if `was_sent` is False."""
         return asyncio.get_running_loop().time() - self._sent_at if self.was_sent else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the stream began by `then` and now waits for a response.
+        """Return True if the first response came before `then` and the next one has not come.
 
-        `then` is a time of the event loop. See `OpenStream`.
+        `then` is in seconds of the event loop's clock. See `OpenStream`.
         """
         return self._first_response_at <= then and not self._finished and not self.unread
 
@@ -155,22 +159,22 @@ class EngineCall:
             self._release_slot()
 
     def _abandon(self, reason: StopReason) -> EarlyStop:
-        """Stop reading a request for which the engine is sent a stop request.
+        """Stop reading the responses, because the engine gets a stop request.
 
-        Return the `EarlyStop`, which ends when the engine has released the request.
+        Return the `EarlyStop` whose `end` is called when the engine has released the request.
         """
         if self._stopping is None:
             self._stopping = self._on_abandon(reason)
             if self._stream is not None:
                 self._stream.abandon(self._stopping.end)
             else:
-                # The request was still being sent, so there is no stream whose end shows when the
-                # engine has released it.
+                # The request was not sent completely, so there is no stream whose end would show
+                # that the engine has released the request. Report that this is unknown.
                 self._stopping.end(freed=False)
         return self._stopping
 
     def _expire(self) -> None:
-        """Stop reading at the deadline: the current read, or the next one, raises TimeoutError."""
+        """Stop reading at the deadline. The current or next read then raises TimeoutError."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
         if self._begin_timer is not None and waited_s > SILENCE_S:
@@ -178,9 +182,10 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """Stop reading if there was no response by `begin_by`.
+        """Stop reading because no response has come until `begin_by`.
 
-        The read raises EngineUnavailable, so the request may start again on another engine.
+        The current read then raises EngineUnavailable, so the request may be sent to another
+        engine.
         """
         self._begin_timed_out = True
         self._engine.doubt()
@@ -192,7 +197,7 @@ class EngineCall:
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Stop reading the stream. Reset it only if the engine cannot be asked to end it."""
+        """Stop reading the stream. Reset the stream only if the engine takes no stop requests."""
         if self._stream is None:
             return
         if self._finished:
@@ -205,8 +210,8 @@ class EngineCall:
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
             return "stop_string"
-        # All choices of a request have the same deadline. The first one that fails because of it
-        # cancels the others, so their error is not a TimeoutError.
+        # All choices of a request have the same deadline. The first choice that fails at the
+        # deadline cancels the other choices, so their error is not a TimeoutError.
         if self._expired or self._begin_timed_out or issubclass(error_type, TimeoutError):
             return "timeout"
         if issubclass(error_type, ReplicaLeft):
@@ -216,8 +221,10 @@ class EngineCall:
     async def response(self) -> pb.ModelInferResponse:
         """Return the next response.
 
-        Raises GatewayError if the response is an error, TimeoutError at the deadline, EngineSilent
-        if the deadline was missed because the engine is silent for all requests.
+        Raises:
+            GatewayError: the response is an error.
+            TimeoutError: the deadline has passed.
+            EngineSilent: the deadline has passed, and the engine is silent for all requests.
         """
         try:
             if self._stream is not None:
@@ -228,14 +235,14 @@ class EngineCall:
                 else:
                     async with asyncio.timeout_at(self._deadline):
                         response = await self._begin_with_lora(self._lora)
-                # Free the request's tensors: it is not sent again, and its prompt may be long.
+                # Free the memory of the request's tensors, because it is not sent again.
                 self._request = InferRequest(self._request.id, ())
         except TimeoutError:
             if not self._is_engine_silent:
                 raise
             if self.answers_once and self._capabilities.llmapi is not None:
-                # Have the engine probed: an llmapi model that answers once is silent until its
-                # answer ends, so this silence does not show that the engine is dead.
+                # Let a probe decide if the engine is dead: with a non-streaming answer, an llmapi
+                # model is silent until the answer ends.
                 self._engine.doubt()
                 raise
             raise EngineSilent(f"It sent nothing to anybody for {SILENCE_S:g} s.") from None
@@ -246,10 +253,10 @@ class EngineCall:
 
     @property
     def _is_engine_silent(self) -> bool:
-        """Return True if the engine, given this request, sent nothing at all for over `SILENCE_S`.
+        """True if the engine has sent no response to any request for more than `SILENCE_S` seconds.
 
-        Responses to other requests count, too. The time before the request was sent does not count:
-        while a request waits for a slot or for an upload, it is the gateway that delays it.
+        Only the time after this request was sent counts: before, the request waited in the gateway
+        for a slot or an upload.
         """
         engine = self._engine
         if not self.was_sent or engine.has_received:
@@ -263,11 +270,12 @@ class EngineCall:
             self._finished = True
             error = from_text(response.error_message)
             if self._capabilities.llmapi is not None and isinstance(error, EngineError):
-                # Have the engine probed: a dead llmapi engine answers every request with such an
-                # error, while Triton reports its model as ready.
+                # Let a probe decide if the engine is dead: a dead llmapi engine answers every
+                # request with such an error, while Triton reports its model as ready.
                 self._engine.doubt()
             raise error
-        # Without decoupled mode there is one response, whether it is marked as final or not.
+        # Without decoupled mode there is only one response, so it is the last one even if it is not
+        # marked as final.
         self._finished = (
             tensors.is_final(response.infer_response) or not self._capabilities.decoupled
         )
@@ -286,10 +294,10 @@ class EngineCall:
             raise
         self._sent_at = asyncio.get_running_loop().time()
         self._on_sent()
-        if self._expired:  # the timer fired during the sending, so it cannot end the read
+        if self._expired:  # the timer fired before the stream existed, so end the stream here
             self._drop_stream()
         if self._lora is None:
-            # Free the request's tensors: it is not sent again, and its prompt may be long.
+            # Free the memory of the request's tensors, because it is not sent again.
             self._request = InferRequest(self._request.id, ())
         return self._stream
 
@@ -313,13 +321,13 @@ class EngineCall:
         return response
 
     def _to_end_error(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
-        """Return the error to raise for an error that a read has raised.
+        """Return the error to raise instead of an error that a read has raised.
 
         A read raises CancelledError if a timer of this call has ended the stream, and also if the
-        task is cancelled.
+        task was cancelled. Only in the second case is CancelledError the right error.
         """
         if isinstance(error, EngineUnavailable):
-            # The connection is lost and the request with it; no stop request is needed.
+            # The connection and the request are lost, so no stop request is needed.
             self._finished = True
             return error
         task = asyncio.current_task()
@@ -335,13 +343,15 @@ class EngineCall:
         return EngineUnavailable("The inference server ended the stream early.")
 
     async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        """Send a request that uses an adapter, and return the first response.
+        """Send a request that uses a LoRA adapter, and return the first response.
 
-        The adapter's weights are sent only if the engine does not hold them; otherwise its id is
-        enough. After an error of the engine's adapter cache the request is repeated here.
+        The weights are sent only if the engine does not have them in its cache; otherwise the
+        adapter's id is enough. After an error of the engine's adapter cache, the request is
+        repeated.
         """
         residency = self._engine.residency
-        # Refuse an adapter that can never fit: retrying would be in vain, and evict other adapters.
+        # Refuse an adapter that is larger than the cache. Sending it would only evict other
+        # adapters.
         limit = self._capabilities.max_lora_bytes
         if limit is not None and lora.nbytes > limit:
             raise AdapterDoesNotFit(lora.name, lora.nbytes, limit)
@@ -372,7 +382,7 @@ class EngineCall:
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
     def _forget_attempt(self) -> None:
-        """Forget an attempt that the engine has refused, so that it is not sent a stop request."""
+        """Reset the state after the engine has refused the request, which needs no stop request."""
         self._sent = False
         self._stream = None
 
@@ -402,8 +412,8 @@ class EngineCall:
     ) -> tuple[ResponseStream[bytes], int]:
         """Send the request with the weights. Return the stream and the weights' size in bytes.
 
-        The weights are in memory only while the upload slot is held, so not until the first token:
-        that may take long, and each of many adapters may have 100 MB.
+        The weights may take 100 MB. They are freed when they are sent, together with the upload
+        slot, and not at the first token, which may come much later.
         """
         async with upload_slot:
             weights = await lora.weights()

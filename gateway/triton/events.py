@@ -1,4 +1,4 @@
-"""Events of an engine that are counted in metrics: uploads of adapter weights."""
+"""Events of an engine that metrics count: uploads of LoRA adapter weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ UploadCause = Literal["first_use", "evicted", "restarted", "refused"]
 class AdapterUpload:
     """An upload of adapter weights to the engine.
 
-    `seconds` is the time from reading the weights to the engine's first response. The cause
-    `refused` marks an upload in vain: the engine's cache was full of adapters in use.
+    Attributes:
+        adapter: the adapter's name.
+        cause: the reason for the upload. "refused" means that the upload was in vain, because the
+            engine's cache was full of adapters in use.
+        nbytes: the size of the weights in bytes.
+        seconds: the time from reading the weights to the engine's first response.
     """
 
     adapter: str

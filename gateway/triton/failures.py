@@ -1,8 +1,8 @@
-"""Translation of the errors of Triton and TensorRT-LLM to the gateway's errors.
+"""Translation of errors from Triton and TensorRT-LLM to the gateway's errors.
 
-An error is recognised by a substring of its text. The text is logged and never sent to clients: it
-contains backtraces, file names and addresses. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton
-2.51.)
+An error is recognised by a substring of its text. The text is logged but never sent to clients,
+because it contains backtraces, file names and addresses. (The texts come from tensorrtllm_backend
+v0.5 to v0.19 and Triton 2.51.)
 
 See decision 080 in docs/decisions.
 """
@@ -35,7 +35,7 @@ _Failure = Callable[[], GatewayError]
 
 
 class Status(IntEnum):
-    """gRPC status codes that are handled separately; a server may send others."""
+    """gRPC status codes that the gateway distinguishes. A server may send other codes."""
 
     OK = 0
     CANCELLED = 1
@@ -50,8 +50,8 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-# Statuses by which a server counts as unavailable. UNKNOWN is among them because grpcio reports it
-# for a connection that was reset in the middle of a stream.
+# Status codes that mean that the server is unavailable. UNKNOWN is one of them, because grpcio
+# reports it for a connection that was reset in the middle of a stream.
 _UNAVAILABLE_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
 # Triton's error text after the process of a Python model has died.
 _DEAD = re.compile(r"(Failed to process [^,]*, message: )?Stub process '[^']*' is not healthy")
@@ -93,9 +93,9 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ),  # from the llmapi model, for a request that the gateway did not cancel
 )
 
-# The llmapi model begins every error text with this, for a client's mistakes and for its own
-# failures. `_LLMAPI_TEXTS` are searched only in such texts: other models' failures may contain
-# them by chance.
+# Every error text of the llmapi model starts with this text, for invalid requests and for its own
+# failures. `_LLMAPI_TEXTS` are searched only in such texts, because error texts of other models may
+# contain them by chance.
 _LLMAPI = "Error generating request"
 _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ("should not exceed max_num_tokens", partial(ContextLengthExceeded, _TOO_LONG)),
@@ -112,12 +112,13 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ),
 )
 
-# Texts of errors after which an engine fails every request, while Triton still reports it as ready.
+# Texts of errors after which the engine fails every request, although Triton reports it as ready.
 _BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
-# An error of `_BROKEN` with this text fails one request only: the GPU had too little memory for it.
+# An error of `_BROKEN` that contains this text fails only one request, which needed too much GPU
+# memory.
 _OUT_OF_MEMORY = "out of memory"
-# Texts of a failed step: a request that the engine could not run has ended all active requests. The
-# engine continues with later requests.
+# Texts of a failed engine step: one request that the engine could not run has ended all active
+# requests. The engine continues with later requests.
 _STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
@@ -125,17 +126,17 @@ _MAX_LOGGED_CHARS = 500
 
 
 def _to_log_line(text: str) -> str:
-    """Return the part of an error text to log: the beginning of its first line, escaped if needed.
+    """Return the beginning of an error text's first line for the log, escaped if needed.
 
-    A text may contain what a client sent. The log line must not imitate other log lines or control
-    a terminal, and prompts must not be logged.
+    A text may quote a client's request. So the log line must not contain line breaks, which could
+    imitate other log lines, or control characters. It must not contain a prompt either.
     """
     first_line = text.lstrip()[:_MAX_LOGGED_CHARS].splitlines()[0] if text.strip() else "(empty)"
     return first_line if first_line.isprintable() else ascii(first_line)[1:-1]
 
 
 def is_lora_missing(text: str) -> bool:
-    """Return True if the engine does not hold the adapter, or no longer does.
+    """Return True if an error text says that the adapter is not in the engine's adapter cache.
 
     The adapter's weights must then be sent.
     """
@@ -143,23 +144,23 @@ def is_lora_missing(text: str) -> bool:
 
 
 def is_lora_cache_full(text: str) -> bool:
-    """Return True if the engine's adapter cache is full of adapters in use.
+    """Return True if an error text says that the adapter cache is full of adapters in use.
 
-    The request can run once one of these adapters is idle.
+    The request can run as soon as one of these adapters is idle.
     """
     return "PEFT Cache is full" in text or "no done tasks to evict" in text
 
 
 def from_text(text: str) -> GatewayError:
     """Return the error for the `error_message` of a stream response, which has no status code."""
-    # After a failed step all its requests get the text about the one that failed. So do not search
-    # that text for a client's mistake, which would be reported to every client.
+    # After a failed step, all requests of the step get the text about the request that failed. Do
+    # not search this text for invalid parameters: all clients would get that error.
     step = any(fragment in text for fragment in _STEP)
     for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
         if fragment in text:
             if fragment == _PATH_IS_WRONG:
-                # Log the text for the operator: the replica may see the adapters under another path
-                # than the configured one (GATEWAY_PEFT_DIR, --path).
+                # Log the text for the operator: the configured path (GATEWAY_PEFT_DIR, --path) may
+                # differ from the path on the replica.
                 log.error("%s", _to_log_line(text))
             return make()
     for fragment, error, message in () if step else _TEXTS:
@@ -172,22 +173,21 @@ def from_text(text: str) -> GatewayError:
 
 
 def from_status(status: int, text: str) -> GatewayError:
-    """Return the error for the status of a failed RPC.
+    """Return the error for the status code and text of a failed RPC.
 
-    The text is logged but not searched, except at its beginning for `_DEAD`. A model that answers
-    once may quote the request in it, and a client that writes "is not found" must not make the
-    model unavailable for others.
+    Only the beginning of the text is searched, for `_DEAD`. The text may quote the request, and a
+    client that writes "is not found" must not make the model unavailable for others.
     """
     if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
         return EngineUnavailable(_UNAVAILABLE)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
     log.error("engine error: %s", _to_log_line(text))
-    # The engine reports the failure of a single request within a call that succeeds. So any other
-    # status of the call shows a broken engine.
+    # An error of a single request is reported in a call with the status OK. Any other status
+    # therefore means that the engine is broken.
     return (EngineError if status == Status.RESOURCE_EXHAUSTED else EngineBroken)(_FAILED)
 
 
 def no_connection(why: str) -> EngineUnreachable:
-    """Return the error for a failed connection. `why` is shown to operators only."""
+    """Return the error for a failed connection. Only operators see the text `why`."""
     return EngineUnreachable(_UNAVAILABLE, why=why)

@@ -1,4 +1,4 @@
-"""The reference transport: grpc.aio, used in the same way as by tritonclient."""
+"""Reference transport, which uses grpc.aio in the same way as tritonclient."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name not a backoff: the minimum time for one connection attempt.
+    # Despite its name, this option is not a backoff but the minimum time of a connection attempt.
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
@@ -42,8 +42,8 @@ _OPTIONS = [
 _NOT_SENT = "Internal error from Core"
 _NO_CONNECTION = "failed to connect to all addresses; last error: "
 _COPY_BYTES = 1 << 20
-# Grace for the calls on a channel that was replaced: longer than any call, since every call has a
-# timeout of its own.
+# Seconds after which a replaced channel is closed. This is longer than any call, because every call
+# has its own timeout.
 _REPLACED_GRACE_S = 86_400.0
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class GrpcioTransport:
     """Implementation of `transport.Transport` with grpc.aio."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
-        """Prepare the channel. Raises OSError if a certificate cannot be read."""
+        """Create the channel. Raise OSError if a certificate cannot be read."""
         self._metadata = tuple(options.metadata.items())
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
@@ -105,7 +105,7 @@ class GrpcioTransport:
             await call.write(bytes(joined))
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
-            pass  # the call has ended already; the first read raises the reason
+            pass  # the call has ended already, so the first read raises the error
         except BaseException:
             call.cancel()
             raise
@@ -132,8 +132,8 @@ class GrpcioTransport:
     def _current(self) -> Any:
         """Return the channel for the next call.
 
-        If the certificates were reloaded, this is a new channel. Calls in progress stay on the old
-        channel.
+        After certificates were reloaded, create a new channel. Calls in progress continue on the
+        old channel.
         """
         if self._tls is not None and self._tls.value is not self._channel_tls:
             before, self._channel = self._channel, self._connect()
@@ -148,7 +148,7 @@ class GrpcioTransport:
         task.add_done_callback(lambda _: self._replaced.discard(channel))
 
     def _give_up_starting(self) -> None:
-        """End the calls that still wait to connect: closing their channel does not end the wait."""
+        """End calls that wait for a connection. Closing the channel would not end their wait."""
         for limit in [limit for limit in self._starting if not limit.expired()]:
             limit.reschedule(0)
             self._starting.remove(limit)
@@ -172,14 +172,15 @@ class GrpcioTransport:
 
 class _Call(Generic[T]):
     unread = 0
-    """Always 0: received messages wait within gRPC, which does not report their number."""
+    """Always 0, because grpc.aio does not report how many received messages wait to be read."""
 
     def __init__(
         self, call: Any, parse: Callable[[bytes], T], abandoned: set[asyncio.Task[None]]
     ) -> None:
         """Wrap a started call.
 
-        `abandoned` is the transport's set of tasks that read abandoned calls to their end.
+        `abandoned` is the transport's set of tasks, to which this call adds its own task if it is
+        abandoned. The task reads the call to its end.
         """
         self._call = call
         self._parse = parse
@@ -189,7 +190,7 @@ class _Call(Generic[T]):
         self._is_read = False
 
     async def wait_sent(self) -> None:
-        """Return at once: the request was written before `GrpcioTransport.stream` returned."""
+        """Return at once, because `GrpcioTransport.stream` has already written the request."""
 
     async def read(self) -> T | None:
         message = await self._read()
@@ -222,9 +223,9 @@ class _Call(Generic[T]):
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        # Cancel the call if a reader is waiting, because nothing else wakes that reader up.
+        # Cancel the call if a task waits in a read, because only the cancellation ends the wait.
         if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
-            # If the reader's task was cancelled, grpc.aio has cancelled the call, not the server.
+            # A done call was ended by the server, unless grpc.aio cancelled it with its reader.
             by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
@@ -250,9 +251,9 @@ class _Call(Generic[T]):
 
 
 class _CompleteMessages(_Call[bytes]):
-    """A call for `pieces`, which returns complete messages with gRPC's prefix.
+    """A call that returns complete messages, each with gRPC's 5-byte prefix.
 
-    grpc.aio strips the prefix and returns complete messages only, so the prefix is added again.
+    grpc.aio returns complete messages without the prefix, so the prefix is added again.
     """
 
     async def _read(self) -> bytes | None:
@@ -272,9 +273,10 @@ def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
 
 @contextmanager
 def _raise_if_disconnected(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Raise EngineUnreachable if the call was cancelled by `disconnect` and not by the caller.
+    """Return a context manager that raises EngineUnreachable for calls that `disconnect` cancelled.
 
-    `by` returns True if the caller has ended the call itself.
+    Without it, such calls raise CancelledError. `by` returns True if the caller has cancelled the
+    call itself; CancelledError is then the right error.
     """
     try:
         yield
@@ -290,10 +292,10 @@ def _disconnected_error() -> EngineUnreachable:
 
 
 def _join(request: Message) -> bytes:
-    """Join all pieces of a message. Call this in a thread.
+    """Join all chunks of a message. Call this in a thread.
 
-    Each piece is first copied in parts of 1 MiB: a single copy of 132 MB would hold the GIL for
-    60 ms and more. `bytes.join` releases the GIL if all parts are exactly of type `bytes`.
+    Each chunk is first copied in parts of 1 MiB, because a single copy of 132 MB would hold the GIL
+    for 60 ms or more. `bytes.join` then releases the GIL, because all parts are of type `bytes`.
     """
     message_bytes(request)
     return b"".join(

@@ -1,7 +1,7 @@
 """Computation of log probabilities from logits.
 
-No other module that a chat completion needs uses numpy. So this module is imported only when logits
-have been received, in the thread that processes them.
+This module imports numpy, which most requests do not need. So it is imported only when logits have
+been received, in the thread that processes them.
 
 See decision 041 in docs/decisions.
 """
@@ -18,11 +18,11 @@ from gateway.deltas import TokenLogprob
 from gateway.triton.numbers import FLOATS, float32
 
 Logits = npt.NDArray[np.float32]
-"""Logits of one token, [vocabulary]."""
+"""Logits of one token, shape [vocabulary]."""
 
 _MAX_BLOCK_LOGITS = 512
-# OpenAI's value for all very unlikely tokens. Tokens that are ruled out by a guide or a bad word
-# have minus infinity, which JSON cannot express.
+# Lowest reported log probability, the same as in OpenAI's API. Tokens that guided decoding or a bad
+# word excludes would have minus infinity, which JSON cannot express.
 _MIN_LOGPROB = np.float32(-9999.0)
 
 
@@ -34,14 +34,14 @@ def generated_logprobs(
     count: int,
     temperature: float,
 ) -> list[TokenLogprob]:
-    """Return the log probabilities of generated tokens, each with the `count` likeliest tokens.
+    """Return the log probabilities of generated tokens, each with the `count` most likely tokens.
 
-    All values are computed from the logits. The log probability that the engine itself reports for
-    a token may differ: the logits are from before penalties, and may have half precision.
+    All values are computed from the logits. The log probability that the engine reports for a token
+    may differ, because the logits do not include penalties and may have half precision.
 
-    `raw` is the output `generation_logits` of one streamed response, [1, tokens, 1, vocabulary], of
-    type FP32, FP16 or BF16. The logits are divided by the temperature before the softmax over the
-    complete vocabulary, as the engine does for its own log probabilities.
+    `raw` is the output `generation_logits` of one streamed response. Its shape is
+    [1, tokens, 1, vocabulary], its type FP32, FP16 or BF16. The logits are divided by the
+    temperature before the softmax over the complete vocabulary, as in the engine.
     """
     found = []
     for token_id, row in zip(ids, _rows(raw, datatype, shape[-1]), strict=False):
@@ -55,10 +55,10 @@ def generated_logprobs(
 def token_logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """Return the log probabilities of prompt tokens, each with its rank.
+    """Return the log probability and rank of each prompt token.
 
-    Each has the `count` likeliest tokens at its position, too. `raw` has for each token the logits
-    that predict it, [tokens, vocabulary].
+    Each entry also has the `count` most likely tokens at its position. `raw` has the logits from
+    which each token in `ids` was predicted, shape [tokens, vocabulary].
     """
     entries = []
     for token_id, logits in zip(ids, _rows(raw, datatype, vocabulary), strict=False):
@@ -71,7 +71,7 @@ def token_logprobs(
 
 
 def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
-    """Yield the logits of each token as float32. At most one row is copied at a time."""
+    """Yield the logits of each token as float32. Only one row at a time is copied."""
     kind = np.dtype(FLOATS[datatype])
     for start in range(0, len(raw), vocabulary * kind.itemsize):
         row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
@@ -79,7 +79,7 @@ def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
-    """Return a function that converts logits of this row to log probabilities."""
+    """Return a function that converts some logits of the row `logits` to log probabilities."""
     largest = logits.max()
     work = logits - largest
     np.exp(work, out=work)
@@ -92,10 +92,9 @@ def _find_likeliest(
 ) -> list[tuple[int, float]]:
     """Return (token id, log probability) for the `count` largest logits, largest first.
 
-    Among equal logits the lower id comes first. Only logits that may be among the largest are
-    sorted: those that reach the smallest of the `count` largest maxima of blocks. There are at
-    least `count` of them, one in each of these blocks. At 128,256 logits this takes a sixteenth of
-    the time of `np.argpartition`.
+    If logits are equal, the lower id comes first. To save time, the logits are divided into blocks.
+    The `count`-th largest of the blocks' maxima is a lower bound for the result, so only logits
+    that reach it are sorted. At 128,256 logits this takes 1/16 of the time of `np.argpartition`.
     """
     count = min(count, len(logits))
     block = min(_MAX_BLOCK_LOGITS, len(logits) // (4 * count))

@@ -1,7 +1,7 @@
-"""Capabilities of the selected model: its tensors, limits and modes, read from the server.
+"""Capabilities of the selected model: its tensors, limits and features.
 
-Names and types of tensors changed between releases of the repository, so they are read from
-ModelConfig and not assumed. Limits come from the engine's config.json if its folder is readable.
+Names and types of tensors differ between releases, so they are read from Triton's ModelConfig.
+Limits are read from the engine's config.json if its folder is readable.
 
 See decision 062 in docs/decisions.
 """
@@ -45,14 +45,14 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-# Parameter of a model that stops a request when the call is cancelled: the interval at which the
-# model checks for that. The core model of all releases declares it. So do our BLS model, which
-# passes the cancellation on, and the core model of our GPT repository.
+# Parameter for the interval at which a model checks if a call was cancelled. A model that declares
+# it stops the request when the call is cancelled. These are the core models of all releases, and
+# this project's own BLS model and GPT core model.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
-# Inputs that an ensemble's preprocessing turns into ids.
+# Inputs whose words an ensemble's preprocessing converts to token ids.
 _WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
-# Values of boolean parameters that upstream's models accept, in upper or lower case. Tests compare
+# Values of boolean parameters that NVIDIA's models accept, in upper or lower case. Tests compare
 # them with `triton_repo.booleans`.
 _CORE_TRUE = ("true", "1")
 _TRUE, _FALSE = (*_CORE_TRUE, "t", "yes", "y"), ("false", "0", "f", "no", "n")
@@ -61,18 +61,19 @@ _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Facts about a model that takes and returns text.
+    """Features of a model that takes and returns text.
 
     Attributes:
-        adds_special_tokens: the model's preprocessing adds special tokens to a prompt.
-        skips_special_tokens: the model's postprocessing drops special tokens of an answer.
-        accumulates: each streamed response has the complete text so far; otherwise the tokens of
-            each response are decoded alone.
-        prefers_single_response: the model should not stream answers for clients that do not stream.
-            A streamed answer loses characters of several tokens, or puts Triton at risk
-            (`LlmapiModel`).
-        token_by_token: a streamed response is one token.
-        loses_lora: the model passes `lora_task_id` on in a wrong shape, so it takes no adapters.
+        adds_special_tokens: True if preprocessing adds special tokens to a prompt.
+        skips_special_tokens: True if postprocessing removes special tokens from an answer.
+        accumulates: True if each streamed response has the complete text so far. Otherwise the
+            tokens of each response are decoded separately.
+        prefers_single_response: True if answers should be streamed only for clients that stream,
+            because a streamed answer may have broken characters or may crash Triton (see
+            `LlmapiModel`).
+        token_by_token: True if a streamed response is one token.
+        loses_lora: True if the model passes `lora_task_id` to the engine in a wrong shape, so that
+            adapters cannot be used.
     """
 
     adds_special_tokens: bool = True
@@ -85,13 +86,13 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True)
 class LlmapiModel:
-    """Facts about the llmapi repository's model, in addition to its `TextModel`.
+    """Features of the llmapi repository's model, in addition to those in its `TextModel`.
 
     Attributes:
-        streams: a streamed answer is sent token by token. Releases whose model takes no adapters
-            (TensorRT-LLM 1.2) send all of the answer at its end.
-        polls_ended: after the final response to a streamed request, the model may still check
-            whether the request is cancelled, as upstream's does. That crashes Triton 2.51.
+        streams: True if a streamed answer is sent token by token. Releases without adapters
+            (TensorRT-LLM 1.2) send the complete answer at its end.
+        polls_ended: True if the model may check for a cancellation after the final response to a
+            streamed request. NVIDIA's model does so, which crashes Triton 2.51.
     """
 
     streams: bool = True
@@ -100,7 +101,7 @@ class LlmapiModel:
 
 @dataclass(frozen=True, slots=True)
 class StopModel:
-    """The model to which stop requests are sent, and its inputs."""
+    """The model that takes stop requests, and its inputs."""
 
     name: str
     inputs: Inputs
@@ -108,28 +109,31 @@ class StopModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCapabilities:
-    """Facts about one model. `inputs` and `outputs` are those that the model declares.
+    """Capabilities of one model.
 
     Attributes:
-        names_outputs: requests should name the outputs that they need (`names.names_outputs`).
-        text: facts about a text model; None for the core model, which takes and returns token ids.
-        llmapi: set in addition to `text` for the model of the llmapi repository.
-        decoupled: a request may have several responses; otherwise it has one and cannot stream.
-        restates_prompt: a non-streaming response begins with the prompt.
-        stop: the model that takes stop requests for this model's requests; None if there is none.
-        passes_cancellation: the model itself stops the engine when the call to it is cancelled.
+        inputs, outputs: the tensors that the model declares.
+        names_outputs: True if requests should name the outputs that they need (see
+            `names.names_outputs`).
+        text: features of a text model; None for the core model, which takes and returns token ids.
+        llmapi: further features of the llmapi repository's model; None for all other models.
+        decoupled: True if a request may have several responses. Otherwise it has one response and
+            cannot stream.
+        restates_prompt: True if a non-streaming response begins with the prompt.
+        stop: the model that takes stop requests for this model; None if there is no such model.
+        passes_cancellation: True if the model stops the engine when the call is cancelled.
         max_batch_size: number of sequences that the engine generates at once; None if unknown.
         max_seq_len, max_input_len: limits in tokens.
-        engine_dir: the engine's folder, as Triton sees it.
-        lora_dtype: the declared type of `lora_weights`; None if the model takes no adapters.
+        engine_dir: the engine's folder on Triton's machine.
+        lora_dtype: declared data type of `lora_weights`; None if the model takes no weights.
         lora_tp_size: the engine's tp_size; None if the engine's config.json is not readable.
-        lora_host_bytes: the size in bytes of the adapter cache of one rank.
-        guides: the backend of guided decoding; None if it is not configured.
-        vocab_size: the number of logits for one token.
-        generation_logits, context_logits: the engine can return these logits.
-        logit_bytes: the size in bytes of one logit of a prompt.
-        tokens_per_block: tokens in one block of the KV-cache statistics.
-        fingerprint: an id that changes with the model's configuration.
+        lora_host_bytes: size in bytes of the adapter cache of one rank.
+        guides: backend of guided decoding; None if guided decoding is not configured.
+        vocab_size: number of logits for one token.
+        generation_logits, context_logits: True if the engine can return these logits.
+        logit_bytes: size in bytes of one logit of a prompt.
+        tokens_per_block: number of tokens in one KV-cache block.
+        fingerprint: id that changes with the model's configuration.
     """
 
     model: str
@@ -158,11 +162,12 @@ class ModelCapabilities:
     llmapi: LlmapiModel | None = None
     lora_tp_size: int | None = None
     engine_problem: str = field(default="", compare=False)
-    """The reason why the engine's config.json does not show its limits; "" if there is none."""
+    """Error of reading the engine's config.json; "" if there was no error."""
     parts: dict[Hashable, RequestPart] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Serialized parts of requests to the model, stored by `tensors`, which defines the keys."""
+    """Cache of serialized parts of requests to the model. `tensors` fills it and defines its keys.
+    """
 
     @property
     def mode(self) -> Mode:
@@ -172,15 +177,14 @@ class ModelCapabilities:
 
     @property
     def reads_adapters(self) -> bool:
-        """Return True if the engine reads adapters from its own disk, by the path in the
-        request."""
+        """True if the engine reads adapters from its own disk, using the path in the request."""
         return self.llmapi is not None and self.inputs.keys() >= _ADAPTER_BY_PATH
 
     def takes_weights(self, dtype: Dtype | None, tp_size: int | None) -> bool:
-        """Return True if the engine takes weights of this type for this many ranks.
+        """Return True if adapter weights of this data type and tp_size fit the engine.
 
-        A `dtype` or `tp_size` of None is unknown, and an unknown value counts as suitable. So does
-        any `tp_size` if the engine's own is unknown.
+        A value of None is unknown and counts as fitting. If the engine's own tp_size is unknown,
+        any `tp_size` counts as fitting.
         """
         return dtype in (None, self.lora_dtype) and (
             tp_size is None or self.lora_tp_size in (None, tp_size)
@@ -188,7 +192,7 @@ class ModelCapabilities:
 
     @property
     def max_lora_bytes(self) -> int | None:
-        """Return the maximum size of one adapter's weights in bytes, over the caches of all ranks.
+        """Maximum size of one adapter's weights in bytes: the size of all ranks' adapter caches.
 
         None if the engine's config.json is not readable.
         """
@@ -196,18 +200,21 @@ class ModelCapabilities:
 
     @property
     def streams_llmapi(self) -> bool:
-        """Return True if this is an llmapi model that streams token by token."""
+        """True if this is an llmapi model that streams token by token."""
         return self.decoupled and self.llmapi is not None and self.llmapi.streams
 
     def answers_once(self, text: TextPrompt | None) -> bool:
-        """Return True if the first response to a request for `text` is its last."""
+        """Return True if a request gets its complete answer in one response.
+
+        `text` is the request's text prompt; None if token ids are sent.
+        """
         if not self.decoupled or (text is not None and text.single_response):
             return True
         return self.llmapi is not None and not self.llmapi.streams
 
     @property
     def stoppable(self) -> bool:
-        """Return True if the engine can be made to stop a request early."""
+        """True if the engine can be asked to stop a request early."""
         return self.stop is not None or self.passes_cancellation
 
 
@@ -218,8 +225,9 @@ def read_capabilities(
 
     `max_seq_len` and `vocab_size` are used if the engine's config.json is not readable.
 
-    Raises EngineUnavailable if the model cannot be used: tensors are missing, it belongs to another
-    repository, or a length limit is found neither in the engine's config.json nor in the settings.
+    Raise EngineUnavailable if the model cannot be used, for one of these reasons: tensors are
+    missing, the model belongs to another repository, or the length limit is unknown, because it is
+    neither in the engine's config.json nor in `max_seq_len`.
     """
     stop = stop_model(model, config)
     return _build_capabilities(
@@ -228,15 +236,15 @@ def read_capabilities(
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
-    """Return the core model as a target of stop requests, or None if it does not take them."""
+    """Return the core model for stop requests. Return None if the model does not support them."""
     inputs = read_inputs(config, CORE)
     return StopModel(model, inputs) if "stop" in inputs else None
 
 
 def engine_folder(core: Any) -> str:
-    """Return the folder of a core model's engine, as Triton sees it; "" if it is not configured.
+    """Return the path of a core model's engine on Triton's machine; "" if it is not configured.
 
-    The parameter has another name in the GPT repository (`engine_dir`).
+    In the GPT repository, the parameter is called `engine_dir` instead of `gpt_model_path`.
     """
     return parameter(core, "gpt_model_path") or parameter(core, "engine_dir")
 
@@ -251,10 +259,11 @@ def read_text_capabilities(
     max_seq_len: int | None,
     vocab_size: int,
 ) -> ModelCapabilities:
-    """Return the capabilities of a text model; `core` is its core model's config, if readable.
+    """Return the capabilities of a text model, from its `inference.ModelConfig`.
 
-    Raises EngineUnavailable like `read_capabilities`, and if nothing shows whether an answer in one
-    response begins with the prompt.
+    `core` is the ModelConfig of its core model; None if it cannot be read. Raise EngineUnavailable
+    for the same reasons as `read_capabilities`. Also raise it if it is unknown whether the model
+    repeats the prompt in a non-streaming answer.
     """
     capabilities = _build_capabilities(
         model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
@@ -326,7 +335,7 @@ def _build_capabilities(
 
 
 def _drop_unrouted_inputs(config: Any, inputs: Inputs) -> Inputs:
-    """Return the inputs without those that an ensemble does not route to its core model.
+    """Return `inputs` without the inputs that an ensemble does not pass to its core model.
 
     The ensemble of the GPT repository has such inputs.
     """
@@ -338,7 +347,7 @@ def _drop_unrouted_inputs(config: Any, inputs: Inputs) -> Inputs:
 
 
 def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
-    """Raise EngineUnavailable if the model is not one of inflight_batcher_llm's."""
+    """Raise EngineUnavailable if the model lacks an input, or belongs to the llmapi repository."""
     if any(tensor.name.startswith("sampling_param_") for tensor in config.input):
         raise EngineUnavailable(
             f"Triton model {model!r} is that of the llmapi repository (inputs sampling_param_*): "
@@ -352,14 +361,14 @@ def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
 
 
 def is_speculative(core: Any) -> bool:
-    """Return True if a step of the engine can give several tokens."""
+    """Return True if the engine uses speculative decoding: a step may then give several tokens."""
     return parameter(core, "decoding_mode") in _SPECULATIVE
 
 
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
-    """Return a boolean parameter of a text model, as the model itself reads it.
+    """Return a boolean parameter of a text model, by the same rules as the model.
 
-    A value that upstream's models do not know counts as the default.
+    If NVIDIA's models do not know the value, return `default`.
     """
     value = parameter(config, name).lower()
     words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -367,15 +376,14 @@ def flag(config: Any, name: str, *, default: bool = False) -> bool:
 
 
 def core_flag(config: Any, name: str) -> bool:
-    """Return a boolean parameter of the core model, which takes all values but `_CORE_TRUE` as
-    false."""
+    """Return a boolean parameter of a core model. All values not in `_CORE_TRUE` mean False."""
     return parameter(config, name).lower() in _CORE_TRUE
 
 
 def parameter(config: Any, name: str) -> str:
-    """Return a string parameter of the model, or "" if it is not set.
+    """Return a string parameter of the model; "" if it is not set.
 
-    An unfilled placeholder `${...}` counts as not set, as it does in both of upstream's backends.
+    An unfilled placeholder `${...}` counts as not set, as it does in NVIDIA's backends.
     """
     value = config.parameters[name].string_value if name in config.parameters else ""
     return "" if value.startswith("${") else str(value)
@@ -388,9 +396,9 @@ def _logit_bytes(config: Any) -> int:
 
 
 def _beam_width(config: Any, engine: EngineConfig) -> int:
-    """Return the maximum beam width: the smaller of the engine's limit and the model's.
+    """Return the maximum beam width, which is the smaller of the engine's and the model's limit.
 
-    The model's limit is 1 if it is not configured. The engine's is ignored if it is unknown.
+    The model's limit is 1 if it is not configured. The engine's limit is ignored if it is unknown.
     """
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
@@ -398,10 +406,10 @@ def _beam_width(config: Any, engine: EngineConfig) -> int:
 
 
 def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
-    """Return the backend of guided decoding, or None if guided decoding is not configured.
+    """Return the backend of guided decoding. Return None if guided decoding is not configured.
 
-    If the core model's config is not readable, return the usual backend: guided decoding may be
-    configured, and if it is not, the engine reports an error for each request that uses it.
+    If the core model's ModelConfig is not readable (`core` is None), return "xgrammar", which is
+    the usual backend. If this is wrong, the engine reports an error for each guided request.
     """
     if "guide" not in inputs or "guide_type" not in inputs:
         return None
@@ -412,11 +420,11 @@ def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
 
 
 def loses_lora(config: Any) -> bool:
-    """Return True if this is a BLS model before v0.19, which passes `lora_task_id` on in a wrong
-    shape.
+    """Return True if a model passes `lora_task_id` to the engine in a wrong shape.
 
-    BLS models of all releases declare `lora_task_id` with a reshape. Models with the inputs of
-    guided decoding undo the reshape before they pass it on; our model for v0.17 is one of these.
+    NVIDIA's BLS models before v0.19 do so. BLS models of all releases declare `lora_task_id` with a
+    reshape. Only models that have the inputs for guided decoding undo the reshape; this project's
+    model for v0.17 is one of these.
     """
     if config.platform == "ensemble":
         return False
@@ -426,20 +434,22 @@ def loses_lora(config: Any) -> bool:
 
 
 def _passes_cancellation(config: Any) -> bool:
-    """Return True if a model stops its requests to the engine when the call to it is cancelled.
+    """Return True if a model stops its requests to the engine when the call is cancelled.
 
-    Such a model declares how often it checks for that. Upstream's BLS models do not check, and
-    their requests to the engine cannot be stopped by stop requests, either: up to v0.17 these
-    requests have no id, since v0.19 a random one. For an ensemble the answer is False: Triton
-    (2.51) does not pass a cancellation on to the steps.
+    Such a model declares the interval at which it checks for a cancellation. NVIDIA's BLS models
+    never check. Stop requests do not work with these models either, because their requests to the
+    engine have no id (up to v0.17) or a random id (since v0.19).
+
+    The result is False for an ensemble, because Triton 2.51 does not pass a cancellation on to an
+    ensemble's steps.
     """
     return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 
 
 def _engine_config(engine_dir: Path) -> tuple[EngineConfig, str]:
-    """Return the facts in the engine's config.json, and why the file cannot be read, "" if it can.
+    """Return the content of the engine's config.json, and an error text if it cannot be read.
 
-    If there is no such file here, since the folder is on another host, both are empty.
+    If the file does not exist on this host, the content is empty and the error text is "".
     """
     if engine_dir == Path():
         return EngineConfig(), ""

@@ -1,9 +1,9 @@
 """Names of the models' inputs in all releases, and the inputs that a served model declares.
 
-The gateway's code uses logical inputs such as "seed". The tables list the names that releases give
-each logical input, the oldest release's name first. (Sources: tensorrtllm_backend v0.5 to v0.19,
-then TensorRT-LLM's triton_backend folder. The names in its GPT repository are among them; its
-llmapi repository has names of its own.)
+The gateway's code uses logical names such as "seed". The tables list the real names of each logical
+input, the name in the oldest release first. (Sources: tensorrtllm_backend v0.5 to v0.19, then
+TensorRT-LLM's triton_backend folder. The GPT repository uses the same names. The llmapi repository
+uses other names, which have a separate table.)
 
 See decision 051 in docs/decisions.
 """
@@ -131,8 +131,7 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
 RENAMED: tuple[tuple[str, ...], ...] = tuple(
     sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
 )
-"""For each input that `inflight_batcher_llm` has renamed: all its names, the oldest release's
-first."""
+"""All names of each input that `inflight_batcher_llm` has renamed, the oldest name first."""
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
@@ -141,7 +140,7 @@ LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input that a model declares. `datatype` is Triton's name of its type, such as INT32."""
+    """An input that a model declares. `datatype` is the data type in Triton, such as INT32."""
 
     name: str
     datatype: str
@@ -152,9 +151,9 @@ Inputs = Mapping[LogicalInput, Input]
 
 
 def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> Inputs:
-    """Return the inputs of an `inference.ModelConfig` by logical input.
+    """Return the inputs of an `inference.ModelConfig` by their logical name.
 
-    Inputs whose names are not in `names` are left out.
+    Inputs that are not in the table `names` are left out.
     """
     declared = {tensor.name: tensor for tensor in config.input}
     return {
@@ -168,19 +167,22 @@ def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> I
 def names_outputs(config: Any) -> bool:
     """Return True if requests to a model should name the outputs that they need.
 
-    False for a model in Python. Upstream's Python models return more outputs than a request names:
-    `batch_index` if Triton has batched requests, and all statistics if one was requested. Triton's
-    Python backend (2.51) frees such outputs without the interpreter's lock, which ends the model's
-    process sooner or later.
+    The result is False for a Python model. NVIDIA's Python models may return more outputs than a
+    request names: `batch_index` for batched requests, and all statistics if one was requested.
+    Triton's Python backend (2.51) frees these additional outputs without holding the GIL, which
+    crashes the model's process sooner or later.
 
-    True for a model in C++. Releases v0.10 to v0.13 send zeros for every output that a request
-    names, and a request without names asks for all outputs.
+    The result is True for a C++ model. A request without names would ask for all outputs, and
+    releases v0.10 to v0.13 send zeros for every output that was asked for.
     """
     return bool(config.backend != "python")
 
 
 def lora_dtype(inputs: Inputs) -> Dtype | None:
-    """Return the type that `lora_weights` must have; None if the model takes no adapters."""
+    """Return the data type that `lora_weights` must have.
+
+    Return None if the model does not support adapters.
+    """
     if not all(logical in inputs for logical in _LORA):
         return None
     declared = inputs["lora_weights"].datatype
@@ -188,9 +190,9 @@ def lora_dtype(inputs: Inputs) -> Dtype | None:
 
 
 def datatype(data_type: int) -> str:
-    """Return the name of a ModelConfig data type in requests, such as INT32 for TYPE_INT32.
+    """Return the name that a ModelConfig data type has in requests.
 
-    TYPE_STRING is BYTES in requests.
+    For example, TYPE_INT32 is called INT32, and TYPE_STRING is called BYTES.
     """
     name: str = model_config_pb2.DataType.Name(data_type)
     return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")

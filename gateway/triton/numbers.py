@@ -1,4 +1,4 @@
-"""Triton's number formats in numpy's notation. (numpy itself is loaded only when needed.)"""
+"""Triton's number formats as numpy type strings. This module does not import numpy itself."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ NUMBERS: Mapping[str, str] = {
 
 
 def float32(values: npt.NDArray[Any], datatype: str) -> npt.NDArray[np.float32]:
-    """Return values as float32, after they were read with the numpy type in `FLOATS`.
+    """Convert values that were read with the numpy type in `FLOATS` to float32.
 
-    numpy has no BF16, so its values are read as uint16. These are the upper halves of FP32 values.
+    numpy has no BF16 type, so BF16 values were read as uint16. These are the upper halves of FP32
+    values.
     """
     if datatype == "BF16":
         return (values.astype("<u4") << 16).view("<f4")

@@ -1,4 +1,4 @@
-"""Reader of config.pbtxt files, with Triton's own protobuf."""
+"""Reader of config.pbtxt files, based on Triton's protobuf messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ _HOLE = re.compile(r"(?:(\w+)\s*:\s*)?\$\{(\w+)\}")
 
 
 class PbtxtError(ValueError):
-    """Error for an invalid model configuration; the message has line and column if known."""
+    """Error for an invalid model configuration. The message has line and column if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTensor:
-    """An input or output. `data_type` is a name such as TYPE_FP16; `dims` leaves out the batch."""
+    """An input or output of a model.
+
+    `data_type` is a name such as TYPE_FP16. `dims` has no batch dimension.
+    """
 
     data_type: str
     dims: tuple[int, ...]
@@ -31,9 +34,9 @@ class DeclaredTensor:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """A step of an ensemble: its model, and how the model's tensors are connected.
+    """A step of an ensemble.
 
-    Both maps have the name of the ensemble's tensor for each name of the model's tensor.
+    `inputs` and `outputs` map the names of the model's tensors to names of the ensemble's tensors.
     """
 
     model: str
@@ -43,14 +46,15 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """The declarations of a config.pbtxt.
+    """The content of a config.pbtxt.
 
-    `backend` is the platform for an ensemble. `parameters` has the strings as in the file, with
-    placeholders `${name}` unfilled. `instance_count` is the sum over the instance groups, 0 without
-    any; `instance_kinds` are the groups' kinds, such as KIND_CPU.
-
-    `holes` are the names of placeholders `${name}` outside strings, which Triton cannot parse. A
-    field with such a placeholder is read as 0, and `decoupled` as true.
+    Attributes:
+        backend: the backend, or "ensemble" for an ensemble.
+        parameters: the string parameters as in the file; placeholders `${name}` are not replaced.
+        instance_count: number of instances in all instance groups; 0 without an instance group.
+        instance_kinds: the kinds of the instance groups, such as KIND_CPU.
+        holes: names of placeholders `${name}` outside strings, which Triton cannot parse. A field
+            with such a placeholder has the value 0, and `decoupled` has the value True.
     """
 
     name: str
@@ -68,13 +72,13 @@ class ModelFile:
 
 
 def read_pbtxt(path: Path) -> ModelFile:
-    """Return the declarations of a config.pbtxt.
+    """Return the content of a config.pbtxt.
 
-    Raises PbtxtError if the file cannot be read or is not a model configuration.
+    Raise PbtxtError if the file cannot be read or is not a model configuration.
     """
     try:
         text, holes = _fill_holes(path.read_text(encoding="utf-8"))
-        # Ignore unknown fields: a newer Triton may have more fields than this protobuf.
+        # Ignore unknown fields, because a newer Triton may have more fields.
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except OSError as error:
         raise PbtxtError(str(error.strerror)) from error
@@ -103,7 +107,7 @@ def read_pbtxt(path: Path) -> ModelFile:
 
 
 def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
-    # Only inputs have the field `optional`.
+    # Use a default for `optional`, because outputs do not have this field.
     return {
         tensor.name: DeclaredTensor(
             model_config_pb2.DataType.Name(tensor.data_type),
@@ -115,9 +119,9 @@ def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
 
 
 def _fill_holes(text: str) -> tuple[str, tuple[str, ...]]:
-    """Replace each placeholder `${name}` outside strings by 0 or true.
+    """Replace each placeholder `${name}` outside strings by 0, or by true for `decoupled`.
 
-    Return the text and the names of the placeholders.
+    Return the new text and the names of the placeholders.
     """
     holes: dict[str, None] = {}
 

@@ -1,15 +1,16 @@
 """Estimate of the prompt prefixes that one engine has in its KV cache.
 
 An engine caches keys and values in blocks. A prompt can reuse a block if it has the same tokens up
-to the block's end. The engine evicts the least recently used blocks first, and this module stores
-hashes of prompt prefixes in the same order. A hash at the end of every block would cost more than
-it is worth: from six blocks on, each hashed prefix is a sixth longer than the one before.
+to the block's end. The engine evicts the least recently used blocks first. This module stores
+hashes of prompt prefixes in the same order. To save time, not every block is hashed: from six
+blocks on, each hashed prefix is longer than the previous prefix by one sixth.
 
-An answer reports how many tokens of its prompt were cached. If there are fewer than expected, all
-prefixes that were last confirmed as long ago as the missing one count as evicted, too.
+An answer reports how many tokens of its prompt were cached. If there are fewer than expected, a
+prefix was evicted. All prefixes that were not confirmed later than this prefix then count as
+evicted, too.
 
-The hashes are those of Python for bytes, which depend on a secret key of the process. So a client
-cannot construct a prompt that has the hash of another prompt.
+Python's hash function for bytes is used, which depends on a secret key of the process. So a client
+cannot construct a prompt with the hash of another prompt.
 
 See decision 073 in docs/decisions.
 """
@@ -24,11 +25,13 @@ from typing import NamedTuple
 from gateway.generation.engine_request import Generation
 
 _BLOCK_BYTES = 4 * 32
-"""Bytes of the smallest usual block: 32 ids of 4 bytes. A token of English text has about 4 bytes,
-too."""
+"""Assumed block size in bytes: 32 token ids of 4 bytes each.
+
+It also fits prompts that are hashed as text, because an English token has about 4 bytes."""
 _STEP_DIVISOR = 6
 _MAX_BLOCKS = 2**16
-# Maximum number of hashes of all tenants together: 2.5 MiB. A prompt of 2,000 tokens has about 24.
+# Maximum number of hashes of all tenants together; they take 2.5 MiB. A prompt of 2,000 tokens has
+# about 24 hashes.
 _MAX_HASHES = 16_384
 _UNCONFIRMED = -1
 
@@ -45,10 +48,12 @@ _HASH_ENDS = _build_hash_ends()
 
 
 class ExpectedReuse(NamedTuple):
-    """Number of prompt tokens that were expected to be cached when a request was sent.
+    """Expectation about the cache at the time when a request was sent.
 
-    `mark` is the number of the answer that last confirmed this prefix as cached; 0 or less if no
-    answer has confirmed it yet.
+    Attributes:
+        tokens: number of prompt tokens that were expected to be cached.
+        mark: number of the last answer that confirmed this prefix as cached; 0 or less if no answer
+            has confirmed the prefix.
     """
 
     tokens: float = 0.0
@@ -57,11 +62,14 @@ class ExpectedReuse(NamedTuple):
 
 @dataclass(slots=True)
 class PromptPrefixes:
-    """The hashed prefixes of one prompt, which has `tokens` tokens.
+    """The hashed prefixes of one prompt.
 
-    `tenant` is the only tenant whose estimates they change; "" for estimates shared by all tenants.
-    `start` is the first KiB of the hashed bytes: unlike the hashes, it is the same in all
-    processes.
+    Attributes:
+        tenant: tenant whose estimates are used; "" for the estimates that tenants share.
+        tokens: number of tokens of the prompt.
+        hashes: hashes of the prefixes, the shortest prefix first.
+        tokens_per_byte: average number of tokens per hashed byte.
+        start: first KiB of the hashed bytes. Unlike the hashes, it is equal in all processes.
     """
 
     tenant: str
@@ -74,8 +82,8 @@ class PromptPrefixes:
 def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
     """Return the hashed prefixes of a generation's prompt.
 
-    Its token ids are hashed, or its text if only text is sent. The hashes also depend on the
-    adapter, because keys and values do.
+    The prompt's token ids are hashed, or its text if only text is sent. The hashes depend on the
+    LoRA adapter, too, because an engine's cached keys and values do.
     """
     text = None if None in generation.forms.values() else generation.text
     data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
@@ -83,7 +91,7 @@ def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
     lora = generation.params.lora
     found = 0 if lora is None else lora.task_id
     hashes, begin = [], 0
-    # Stop before the prompt's last token: the engine always computes it, even if it is cached.
+    # Leave out the prompt's last token, because the engine always computes it.
     for end in _HASH_ENDS[: bisect_right(_HASH_ENDS, len(data) - 4)]:
         found = hash((found, data[begin:end]))
         hashes.append(found)
@@ -95,9 +103,10 @@ def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
 class _TenantHashes:
     """The hashes of one tenant's prompts.
 
-    `marks` has for each hash the number of the answer that last confirmed it as cached, or
-    `_UNCONFIRMED`. The hashes are in the order of their last use. Hashes with a number from 1 up to
-    `floor` count as evicted from the engine.
+    Attributes:
+        marks: for each hash, the number of the last answer that confirmed it as cached, or
+            `_UNCONFIRMED`. The least recently used hash is first.
+        floor: hashes whose number is from 1 to `floor` count as evicted from the engine.
     """
 
     marks: dict[int, int]
@@ -105,11 +114,11 @@ class _TenantHashes:
 
 
 class PrefixCache:
-    """The prompt prefixes that one replica has cached, as far as this process knows.
+    """Estimate of the prompt prefixes that one replica has cached.
 
-    Estimates are separate for each tenant: a tenant's requests and answers, and the evictions that
-    they show, never change another tenant's estimates. Tenants only share the maximum number of
-    stored hashes. Use each instance in one event loop only.
+    Each tenant (see `PromptPrefixes.tenant`) has separate estimates: requests and answers of a
+    tenant never change another tenant's estimates. Tenants share only the maximum number of stored
+    hashes. Not thread-safe: use an instance in one event loop only.
     """
 
     def __init__(self, max_hashes: int = _MAX_HASHES) -> None:
@@ -122,19 +131,19 @@ class PrefixCache:
         return self._count
 
     def forget(self) -> None:
-        """Forget all prefixes: the engine has restarted, or may have."""
+        """Forget all prefixes, because the engine has or may have restarted."""
         self._tenants = {}
         self._count = 0
 
     def cached_tokens(self, prefixes: PromptPrefixes) -> float:
-        """Return how many of a prompt's tokens are likely cached."""
+        """Return the estimated number of the prompt's tokens that are cached."""
         count = self._count_cached(prefixes)
         return _HASH_ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
 
     def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
         """Record that the prompt is sent to the engine now.
 
-        Return how many of its tokens were expected to be cached before.
+        Return the expectation about the cache before this request, for `record_answer`.
         """
         hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:
@@ -144,8 +153,8 @@ class PrefixCache:
             known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
         mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
-        # Store the longest prefix first, since the first ones stored are evicted first. A prefix
-        # must stay for as long as any longer prefix that begins with it.
+        # Store the longest prefix first, because the hashes that were stored first are evicted
+        # first. A prefix must not be evicted before a longer prefix that begins with it.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
             marks[key] = _UNCONFIRMED
@@ -160,9 +169,12 @@ class PrefixCache:
     ) -> None:
         """Record that the engine has processed the complete prompt.
 
-        `reused` is the number of prompt tokens that the engine found in its cache, or None if it
-        did not report the number. A quarter less than expected is tolerated: the engine's blocks
-        may have another size, and the tokens of a text are estimated.
+        Args:
+            prefixes: the prompt's prefixes.
+            expected: the result of `record_sent`.
+            reused: number of prompt tokens that the engine found in its cache; None if it was not
+                reported. Up to a quarter less than expected is tolerated, because the engine's
+                block size may differ, and the number of tokens of a text is estimated.
         """
         known = self._tenants.get(prefixes.tenant)
         if known is None:
@@ -176,9 +188,9 @@ class PrefixCache:
                 marks[key] = number
 
     def _count_cached(self, prefixes: PromptPrefixes) -> int:
-        """Return how many of a prompt's hashes are cached, from the first on.
+        """Return the number of the prompt's hashes that are cached.
 
-        The number is found by binary search: if a prefix is cached, all shorter ones are, too.
+        This is a binary search: if a prefix is cached, all shorter prefixes are cached, too.
         """
         known, hashes = self._tenants.get(prefixes.tenant), prefixes.hashes
         if known is None or not hashes or hashes[0] not in known.marks:
@@ -197,8 +209,8 @@ class PrefixCache:
     def _evict(self, tenant: str) -> None:
         """Evict the oldest eighth of one tenant's hashes.
 
-        These are the hashes of `tenant` if it has more than its share, otherwise those of the
-        tenant with the most hashes.
+        Evict hashes of `tenant` if it has more than its equal part of the maximum. Otherwise, evict
+        hashes of the tenant with the most hashes.
         """
         known = self._tenants.get(tenant)
         if known is None or len(known.marks) <= max(self._max_hashes // len(self._tenants), 1):

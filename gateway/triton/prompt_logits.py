@@ -1,8 +1,8 @@
-"""Reading of a prompt's logits while they are being received.
+"""Processing of a prompt's logits while they are being received.
 
-A response has all of them in one tensor, `context_logits`, [1, tokens, vocabulary], with half a
-megabyte for each token. So the message is never in memory as one: memory has only the bytes that
-the stream's window lets the server send, and the rows that are being processed.
+A response has all logits in one tensor, `context_logits`, of shape [1, tokens, vocabulary]. It
+takes half a megabyte for each token. So the complete message is never stored. Memory holds only the
+bytes that the stream's flow-control window allows, and the rows that are being processed.
 
 See decision 041 in docs/decisions.
 """
@@ -24,7 +24,7 @@ from gateway.triton.transport import Message, ResponseStream
 _SLICE_BYTES = 2**20
 _LENGTH_DELIMITED = 2
 _ITEM_BYTES = {"FP32": 4, "FP16": 2, "BF16": 2}
-# Fields of ModelStreamInferResponse and of the ModelInferResponse in it.
+# Field numbers in ModelStreamInferResponse and in the ModelInferResponse inside.
 _RESPONSE, _OUTPUTS, _CONTENTS = 2, 5, 6
 
 
@@ -34,9 +34,9 @@ class PromptStream(TokenStream):
     _logits_reader: PromptLogitsReader
 
     async def logprobs(self) -> list[TokenLogprob]:
-        """Return an entry for each token of the prompt; the first one has no log probability.
+        """Return an entry for each token of the prompt. The first entry has no log probability.
 
-        Raises GatewayError and TimeoutError.
+        Raise GatewayError if the engine fails, and TimeoutError at the deadline.
         """
         await self.response()
         if self._logits_reader.entries is None:
@@ -53,9 +53,9 @@ class PromptStream(TokenStream):
 
 
 class PromptLogitsReader:
-    """Reader of responses from a stream of pieces.
+    """Reader of responses from a stream of byte chunks.
 
-    `entries` has the log probabilities, computed from the logits; None before there were logits.
+    `entries` has the log probabilities of the prompt's tokens; None if no logits were received.
     """
 
     def __init__(
@@ -65,16 +65,15 @@ class PromptLogitsReader:
         self._ids = generation.prompt_ids
         self._count = generation.prompt_logprobs or 0
         self._offload = offload
-        # `_data` has received bytes, of which those before `_at` were taken. `_taken_bytes` is the
-        # number of bytes taken from the stream so far.
+        # `_data` has received bytes. The bytes before the index `_at` are already processed.
+        # `_taken_bytes` is the number of bytes of the stream that were processed so far.
         self._data = b""
         self._at = 0
         self._taken_bytes = 0
         self.entries: list[TokenLogprob] | None = None
 
     async def read(self) -> bytes | None:
-        """Return the next response, serialized, without its logits; None at the end of the
-        stream."""
+        """Return the next serialized response without its logits; None at the stream's end."""
         if self._at == len(self._data) and not await self._receive_more():
             return None
         compressed, length = PREFIX.unpack(await self._take(PREFIX.size))
@@ -109,9 +108,9 @@ class PromptLogitsReader:
         return stripped
 
     async def _score(self, tensor: Any, size: int) -> None:
-        """Take a tensor of logits, `size` bytes, from the stream and compute `entries` from it.
+        """Read a tensor of logits with `size` bytes from the stream, and compute `entries`.
 
-        The logits at one token predict the next token, so the first token has no log probability.
+        The logits of one token predict the next token, so the first token has no log probability.
         """
         vocabulary = tensor.shape[-1]
         row = vocabulary * _ITEM_BYTES[tensor.datatype]
@@ -126,9 +125,9 @@ class PromptLogitsReader:
         self.entries = entries
 
     async def _field(self) -> tuple[int, int]:
-        """Return the field number of the next field and the size of its content in bytes.
+        """Read the head of the next field. Return its field number and its content's size in bytes.
 
-        All fields of these messages are length-delimited.
+        All fields of these messages must be length-delimited.
         """
         key = await self._varint()
         if key & 7 != _LENGTH_DELIMITED:
@@ -154,7 +153,7 @@ class PromptLogitsReader:
         return found
 
     async def _receive_more(self, size: int = 1) -> bool:
-        """Wait until `size` bytes are received and not taken. Return False at the stream's end."""
+        """Wait until `size` unprocessed bytes are available. Return False at the stream's end."""
         pieces = [self._data[self._at :]]
         held = len(pieces[0])
 
@@ -176,7 +175,7 @@ def _encode_field(field: int, content: bytes) -> bytes:
 def _logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """Compute log probabilities in the thread for logits, where numpy is loaded on first use."""
+    """Compute log probabilities. Call this in a thread, because the import below loads numpy."""
     from gateway.triton.logits import token_logprobs  # noqa: PLC0415
 
     return token_logprobs(raw, datatype, vocabulary, ids, count)

@@ -1,9 +1,9 @@
-"""Triton's protobuf messages: the two generated modules of tritonclient, without its client.
+"""Triton's protobuf messages: two generated modules of tritonclient, imported without its client.
 
-Importing their package, `tritonclient.grpc`, loads grpcio and numpy: 25 MiB in each process. The
-transport `http2` needs neither, so the two modules are imported without running the package's
-`__init__`. A later import of the package runs it and finds the two modules already loaded. They
-must not be loaded twice, because protobuf accepts only one definition of a message.
+Importing their package, `tritonclient.grpc`, would load grpcio and numpy, which take 25 MiB in each
+process. The transport `http2` needs neither, so the two modules are imported without running the
+package's `__init__`. If the package is imported later, its `__init__` finds the two modules already
+loaded. This matters, because protobuf does not allow a message to be defined twice.
 
 See decision 046 in docs/decisions.
 """
@@ -24,7 +24,7 @@ _PACKAGE = "tritonclient.grpc"
 def _import_generated(name: str) -> ModuleType:
     if _PACKAGE in sys.modules:
         return import_module(f"{_PACKAGE}.{name}")
-    # A stand-in for the package, with nothing but its search path: `service_pb2` imports the other
+    # Register an empty package with the right search path, because `service_pb2` imports the other
     # module by the package's name.
     package = ModuleType(_PACKAGE)
     package.__path__ = [str(Path(folder, "grpc")) for folder in tritonclient.__path__]

@@ -1,9 +1,9 @@
-"""Builder of a ModelInferRequest from logical inputs, packed as the model declares them.
+"""Builder of a serialized ModelInferRequest.
 
-Protobuf messages can be joined by appending their serialized fields. So a request is joined from
-pieces that are serialized once for each model. Only the request's id and the inputs' contents are
-serialized each time: 9 us for a request, against 13 for building the protobuf object and
-serializing it (python -m bench.packing).
+Inputs are added by logical name, and encoded in the data type that the model declares. Serialized
+protobuf fields can be concatenated. So a request is built from parts that are serialized only once
+for each model. Only its id and the inputs' values are serialized each time. This takes 9 us for a
+request. Building and serializing a protobuf object takes 13 us (python -m bench.packing).
 
 See decisions 011 and 012 in docs/decisions.
 """
@@ -23,9 +23,10 @@ from gateway.triton.protobuf import pb
 from gateway.triton.transport import Message
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-# Fields 3 (id) and 7 (raw_input_contents) of ModelInferRequest, length-delimited.
+# Protobuf keys of the length-delimited fields 3 (id) and 7 (raw_input_contents) of
+# ModelInferRequest.
 _ID, _CONTENTS = bytes([3 << 3 | 2]), bytes([7 << 3 | 2])
-# Packers of one value by Triton's data type, little-endian and without padding.
+# Packers for one value by Triton's data type, little-endian and without padding.
 _ONE = {
     "BOOL": struct.Struct("<?"),
     "INT32": struct.Struct("<i"),
@@ -34,14 +35,14 @@ _ONE = {
     "UINT64": struct.Struct("<Q"),
     "FP32": struct.Struct("<f"),
 }
-# Contents from this size on are not copied into the request. It is the size of an HTTP/2 frame:
-# anything shorter is copied into a frame anyway.
+# Minimum size in bytes of values that are not copied into the request but sent as a separate chunk.
+# This is the size of an HTTP/2 frame; shorter values are copied into a frame anyway.
 _LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
 
 class InferRequest(NamedTuple):
-    """A serialized ModelInferRequest, in the pieces that are sent, and its id."""
+    """A serialized ModelInferRequest as chunks to be sent in this order, and its id."""
 
     id: str
     pieces: Message
@@ -52,9 +53,12 @@ class InferRequest(NamedTuple):
 
 
 class RequestPart(NamedTuple):
-    """Serialized inputs and outputs of a request, reusable for any request to the same model.
+    """Serialized inputs and outputs that can be used in any request to the same model.
 
-    If `long` is True, some contents are a separate piece, which requests share without copying.
+    Attributes:
+        tensors: serialized declarations of the inputs and outputs.
+        contents: serialized values of the inputs, in chunks.
+        long: True if some chunks are long. Requests share these chunks without copying them.
     """
 
     tensors: bytes
@@ -67,13 +71,13 @@ class RequestPart(NamedTuple):
 
 
 class RequestBuilder:
-    """Builder of one request; each input has a leading dimension of 1 if the model is `batched`.
+    """Builder of one request.
 
-    If `names_outputs` is False, the request names no outputs, and the model returns all its outputs
-    (`names.names_outputs`).
+    If `batched` is True, each input gets a leading dimension of 1. If `names_outputs` is False, the
+    request names no outputs, so the model returns all outputs (see `names.names_outputs`).
 
-    Adding an input that the model does not have raises EngineError. This is a safeguard:
-    `pipeline.capabilities` refuses such a request earlier, with the name of the client's parameter.
+    Adding an input that the model does not have raises EngineError. This is only a safeguard,
+    because `pipeline.capabilities` refuses such requests earlier.
     """
 
     def __init__(
@@ -96,14 +100,14 @@ class RequestBuilder:
 
     @property
     def request(self) -> InferRequest:
-        """Return the request built so far."""
+        """The request with all inputs and outputs that were added so far."""
         name = self._id.encode()
         parts = [_head(self._model), _ID, varint(len(name)), name, *self._tensors, *self._contents]
         return InferRequest(self._id, _join_short(parts) if self._long else [b"".join(parts)])
 
     @property
     def part(self) -> RequestPart:
-        """Return the inputs and outputs added so far, to be passed to another builder's `add`."""
+        """The inputs and outputs that were added so far, as an argument for `add`."""
         contents = _join_short(self._contents) if self._long else [b"".join(self._contents)]
         return RequestPart(b"".join(self._tensors), contents, self._long)
 
@@ -120,15 +124,15 @@ class RequestBuilder:
         return self.has(logical) and not self._inputs[logical].optional
 
     def scalar(self, logical: LogicalInput, value: int | float) -> None:
-        """Add one number or boolean, of shape [1, 1]."""
+        """Add one number or boolean, of shape [1, 1]; [1] if the model is not batched."""
         tensor, contents, pack, limit = _scalar(*self._get_input(logical), (*self._lead, 1))
         self._tensors.append(tensor)
         self._contents += (contents, pack(int(value) & limit if limit else value))
 
     def numbers(self, logical: LogicalInput, values: Sequence[float], *dims: int) -> None:
-        """Add numbers of shape [1, *dims], row-major.
+        """Add numbers of shape [1, *dims] in row-major order.
 
-        A negative number wraps around if the declared type is unsigned.
+        If the declared data type is unsigned, negative numbers wrap around.
         """
         _, datatype = self._get_input(logical)
         if limit := _UNSIGNED.get(datatype):
@@ -137,9 +141,9 @@ class RequestBuilder:
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
     def int32s(self, logical: LogicalInput, values: array[int], *dims: int) -> None:
-        """Add integers of shape [1, *dims], converted to the declared type.
+        """Add integers of shape [1, *dims], converted to the declared data type.
 
-        Long arrays are not copied if that type is INT32.
+        A long array is not copied if the declared data type is INT32.
         """
         _, datatype = self._get_input(logical)
         if datatype != "INT32":
@@ -154,9 +158,9 @@ class RequestBuilder:
         self.raw(logical, bytes_tensor.pack(values), len(values))
 
     def raw(self, logical: LogicalInput, raw: bytes | memoryview, *dims: int) -> None:
-        """Add values of shape [1, *dims] that are already packed in the declared type.
+        """Add values of shape [1, *dims] that are already encoded in the declared data type.
 
-        Long contents are not copied.
+        Long values are not copied.
         """
         self._tensors.append(_input(*self._get_input(logical), (*self._lead, *dims)))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
@@ -176,7 +180,7 @@ class RequestBuilder:
 
 
 def _join_short(parts: Sequence[bytes | memoryview]) -> Message:
-    """Return the parts with neighbouring short ones joined."""
+    """Return the same bytes in fewer chunks: neighbouring short chunks are joined."""
     pieces: list[bytes | memoryview] = []
     short: list[bytes | memoryview] = []
     for part in parts:
@@ -189,7 +193,7 @@ def _join_short(parts: Sequence[bytes | memoryview]) -> Message:
 
 
 def varint(value: int) -> bytes:
-    """Return protobuf's encoding of a length."""
+    """Return protobuf's variable-length encoding of a number."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -207,7 +211,7 @@ def _head(model: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-# This cache is larger than the others: its keys have the shape, and prompts have many lengths.
+# This cache is larger than the others, because its keys include the prompt's length.
 @lru_cache(maxsize=4096)
 def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     request = pb.ModelInferRequest()
@@ -219,10 +223,10 @@ def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _scalar(
     name: str, datatype: str, shape: tuple[int, ...]
 ) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
-    """Return what is needed to serialize an input of one value.
+    """Return four objects that serialize an input with one value.
 
-    This is the serialized declaration, the bytes before the value, the function that packs the
-    value, and the mask for values of an unsigned type (None for other types).
+    They are the serialized declaration, the bytes before the value, the function that packs the
+    value, and the bit mask for unsigned data types (None for other types).
     """
     one = _ONE[datatype]
     contents = _CONTENTS + varint(one.size)

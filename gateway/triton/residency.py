@@ -1,8 +1,8 @@
-"""The LoRA adapters that one engine has in its cache, and the uploads of further adapters.
+"""LoRA adapters in the cache of one engine, and the uploads of further adapters.
 
-TensorRT-LLM has an adapter cache of its own. The first request with a `lora_task_id` carries the
-adapter's weights, later requests carry the id alone. The engine may evict an idle adapter at any
-time. So one request at a time uploads an adapter, and an evicted adapter is uploaded again.
+TensorRT-LLM has its own adapter cache. The first request with a `lora_task_id` contains the
+adapter's weights; later requests contain only the id. The engine may evict an idle adapter at any
+time, and the adapter is then uploaded again. Only one request at a time uploads the same adapter.
 
 See decision 027 in docs/decisions.
 """
@@ -24,14 +24,14 @@ class _QueuedUpload:
     """A request that waits for a slot to upload an adapter."""
 
     until_loading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Timeout that ends the wait when another request begins the upload."""
+    """Timeout that ends the wait when another request starts the upload."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Residency:
-    """The adapter cache of one replica, as far as this process knows.
+    """Estimate of the content of one replica's adapter cache.
 
-    Use each instance in one event loop only.
+    Not thread-safe: use an instance in one event loop only.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,16 @@ class Residency:
 
     @property
     def resident(self) -> Collection[int]:
-        """Return the task ids of the adapters that the engine holds, as far as known."""
+        """Task ids of the adapters that are probably in the engine's cache."""
         return self._resident
 
     @property
     def loading(self) -> Collection[int]:
-        """Return the task ids of the adapters that are being uploaded or queued for upload."""
+        """Task ids of the adapters that are being uploaded or wait for an upload slot."""
         return self._loading.keys() | self._queued.keys()
 
     def is_resident_or_loading(self, task_id: int) -> bool:
-        """Return True if the adapter is loaded, is being uploaded, or is queued for upload."""
+        """Return True if the adapter is in the cache, is being uploaded, or waits for an upload."""
         return task_id in self._resident or task_id in self._loading or task_id in self._queued
 
     async def acquire_upload(
@@ -67,15 +67,15 @@ class Residency:
         tenant: str = "",
         upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> AsyncExitStack | None:
-        """Wait until the engine holds the adapter, or until the caller has to upload it.
+        """Wait until the adapter is in the engine's cache, or until the caller has to upload it.
 
-        Return None if the engine holds it. Otherwise return the entered upload slot. The caller
-        must then leave the slot when the weights are sent, and after that call exactly one of
-        `mark_loaded` and `mark_not_loaded`.
+        Return None if the adapter is in the cache. Otherwise return the entered upload slot. The
+        caller must then exit the slot when the weights are sent, and afterwards call either
+        `mark_loaded` or `mark_not_loaded`.
 
-        One request per tenant is queued for a slot, so no tenant waits for another tenant's uploads
-        of other adapters. The first of these requests to get its slot uploads the adapter, and the
-        others wait for that upload.
+        For each tenant, one request waits for an upload slot. The first request that gets a slot
+        uploads the adapter, and all others wait for this upload. A tenant therefore never waits for
+        another tenant's uploads of other adapters.
         """
         while task_id not in self._resident:
             by_tenant = self._queued.get(task_id, {})
@@ -94,13 +94,13 @@ class Residency:
                     for other in self._queued.pop(task_id, {}).values():
                         other.until_loading.reschedule(0)
                     return entered
-                await entered.aclose()  # another request got its slot in the same moment
+                await entered.aclose()  # another request got a slot at the same moment
         return None
 
     async def _enter_before_others(
         self, task_id: int, tenant: str, upload_slot: Awaitable[object]
     ) -> bool:
-        """Return True if the slot was entered before another request began the upload."""
+        """Enter the upload slot. Return False if another request started the upload before."""
         queued = _QueuedUpload()
         self._queued.setdefault(task_id, {})[tenant] = queued
         try:
@@ -120,7 +120,7 @@ class Residency:
         return True
 
     def upload_cause(self, task_id: int) -> UploadCause:
-        """Return the reason why the weights of a non-resident adapter have to be uploaded."""
+        """Return why the adapter is not in the engine's cache and must be uploaded."""
         return self._causes.get(task_id, "first_use")
 
     def mark_loaded(self, task_id: int) -> None:
@@ -129,7 +129,7 @@ class Residency:
         self._loading.pop(task_id).set()
 
     def mark_not_loaded(self, task_id: int) -> None:
-        """Record that an upload failed or was aborted; the next request uploads again."""
+        """Record that an upload failed or was aborted. The next request then uploads again."""
         self._loading.pop(task_id).set()
 
     def mark_evicted(self, task_id: int) -> None:
@@ -138,6 +138,6 @@ class Residency:
         self._causes[task_id] = "evicted"
 
     def mark_restarted(self) -> None:
-        """Record that the engine has restarted, so that it holds no adapters."""
+        """Record that the engine has restarted, so its adapter cache is empty."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()

@@ -1,4 +1,4 @@
-"""Selection of the model to use: the core model, or a text model above it.
+"""Selection of the Triton model to use: the core model, or a text model that wraps it.
 
 See decision 062 in docs/decisions.
 """
@@ -27,12 +27,12 @@ ModeSetting = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
-# For each step of an ensemble: the input by which it is recognised. Its model may have any name.
+# Input by which each step of an ensemble is recognised, because a step's model may have any name.
 _STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
 
 
 class ModelServer(Protocol):
-    """The calls to a server that the selection needs."""
+    """Calls to a Triton server that the selection needs."""
 
     async def model_ready(self, model: str) -> bool: ...
 
@@ -43,9 +43,15 @@ class ModelServer(Protocol):
 class ModelPreferences:
     """The operator's settings for the selection.
 
-    If `text_model` is None, the ensemble is selected, or the BLS model if the ensemble cannot be
-    used. `tokens_per_block` is the KV cache's block size for an llmapi model, which does not report
-    it.
+    Attributes:
+        core: name of the core model.
+        max_seq_len: maximum length in tokens, if the engine's config.json is not readable.
+        vocab_size: number of tokens, if the engine's config.json is not readable.
+        mode: value of GATEWAY_TRITON_MODE.
+        text_model: name of the text model. None for the ensemble, or for the BLS model if the
+            ensemble cannot be used.
+        tokens_per_block: block size in tokens of the KV cache, for an llmapi model, which does not
+            report it.
     """
 
     core: str
@@ -60,7 +66,7 @@ class ModelPreferences:
 class ModelSelection:
     """The selected model, and why it was selected.
 
-    `is_provisional` is True for a text model if the core model, which is preferred, was not served
+    `is_provisional` is True if a text model was selected only because the core model was not served
     yet.
     """
 
@@ -72,7 +78,7 @@ class ModelSelection:
 
     @property
     def warning(self) -> str | None:
-        """Return a warning for operators about the selected model; None if nothing is wrong."""
+        """Warning for operators about the selected model; None if there is no problem."""
         return "; ".join(filter(None, (self._model_warning, self.tokenizer_warning))) or None
 
     @property
@@ -96,8 +102,10 @@ class ModelSelection:
 async def select_model(server: ModelServer, preferences: ModelPreferences) -> ModelSelection:
     """Select a model by the server's model configurations, and return the selection.
 
-    Raises EngineUnreachable if there is no connection, TimeoutError if the server does not answer,
-    and EngineUnavailable with a reason for each model that was considered.
+    Raises:
+        EngineUnreachable: there is no connection.
+        TimeoutError: the server does not answer.
+        EngineUnavailable: no model can be used. The message has the reason for each model.
     """
     if preferences.mode == "token":
         return ModelSelection(await _read_core(server, preferences), "GATEWAY_TRITON_MODE is token")
@@ -168,14 +176,14 @@ async def _read_text_model(
     names = _steps(config) if is_ensemble else _BLS_PARTS | {"core": _bls_core(config)}
     parts = {part: await _read_if_served(server, name) for part, name in names.items()}
     core = parts.get("core")
-    # Triton serves an ensemble only if all its steps are served. For a BLS model it does not check
-    # that the models called by it are served.
+    # Check that the core model is served. Triton checks this for an ensemble, but not for a BLS
+    # model.
     if preferences.mode == "auto" and core is None:
         raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
     stop = None
     if is_ensemble and core is not None:
-        # Stop requests go to the core model, by the request's id. The steps of an ensemble get that
-        # id, but a BLS model makes ids of its own.
+        # Stop requests with the request's id go to the core model. This works only for an ensemble,
+        # whose steps get the same id. A BLS model sends its own ids to the core model.
         stop = stop_model(names["core"], core)
     return read_text_capabilities(
         model,
@@ -191,7 +199,7 @@ async def _read_text_model(
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
-    # A single response is usable only if it is known whether it begins with the prompt.
+    # Use non-streaming answers only if it is known whether they begin with the prompt.
     is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
@@ -206,8 +214,8 @@ def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
 def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
     """Return True if preprocessing adds special tokens to a prompt.
 
-    If that is not configured, the release's default applies: True since v0.10. These releases are
-    recognised by the inputs that they introduced.
+    If this is not configured, return the default of the release, which is True since v0.10. These
+    releases are recognised by their new inputs.
     """
     if preprocessing is None:
         return True
@@ -218,7 +226,7 @@ def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
 
 
 def _steps(config: Any) -> dict[str, str]:
-    """Return the names of the models of an ensemble's steps, by the keys of `_STEPS`."""
+    """Return the model names of an ensemble's steps. The keys are those of `_STEPS`."""
     found = {}
     for step in config.ensemble_scheduling.step:
         for part, name in _STEPS.items():
@@ -232,7 +240,7 @@ def _bls_core(config: Any) -> str:
 
 
 async def _read_if_served(server: ModelServer, model: str) -> Any | None:
-    """Return the model's config, or None if it is not served or may not be read."""
+    """Return the model's ModelConfig. Return None if it is not served or cannot be read."""
     try:
         return await server.model_config(model) if await server.model_ready(model) else None
     except GatewayError:

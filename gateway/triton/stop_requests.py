@@ -1,8 +1,8 @@
-"""Stop requests, repeated until the engine has stopped the request.
+"""Stop requests, which are repeated until the engine has stopped the generation.
 
-The engine answers a stop request for an unknown id like any other, and forgets it. An id is still
-unknown while an ensemble tokenizes the prompt, or while Triton reads a request with 100 MB of
-adapter weights: the stop request is on another stream and overtakes that request.
+An engine ignores a stop request for an unknown id, without an error. An id is still unknown while
+an ensemble tokenizes the prompt, or while Triton reads a request with 100 MB of adapter weights.
+The stop request uses another stream, so it can overtake the request.
 
 See decision 006 in docs/decisions.
 """
@@ -22,18 +22,18 @@ from gateway.triton.request import InferRequest
 log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 2.0
-# Pauses before repetitions. They give the engine time to stop a request that it knows, even if many
-# requests are abandoned at once.
+# Pauses in seconds before repetitions. In this time, the engine can stop a known request, even if
+# many requests are aborted at once.
 _PAUSES_S = (0.25, 0.5, 1.0)
-# Pause before the last stop request. If a step of an ensemble was running at the reset of the
-# stream, the core model gets the request within this time.
+# Pause in seconds between the reset of the stream and the last stop request. In this time, a
+# running ensemble passes the request to the core model.
 _AFTER_RESET_S = 0.5
 
 
 class StopRequests:
-    """Sender of the stop requests to one Triton.
+    """Sender of stop requests to one Triton server.
 
-    Each stop request has a task of its own, which is not cancelled with its caller.
+    Each stop request has its own task, which continues if the caller is cancelled.
     """
 
     def __init__(self, client: TritonClient) -> None:
@@ -41,9 +41,12 @@ class StopRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send the stop request `request` now, and a few times more until `stopping` is over.
+        """Send a stop request in a new task, and repeat it a few times until `stopping` is over.
 
-        `model` is the model whose request is to be stopped.
+        Args:
+            request: the stop request.
+            stopping: the stop, which is over when the engine has released the stopped request.
+            model: capabilities of the model whose request is to be stopped.
         """
         task = asyncio.get_running_loop().create_task(self._stop(request.data, stopping, model))
         self._tasks.add(task)
@@ -53,8 +56,8 @@ class StopRequests:
         over = asyncio.Event()
         stopping.add_listener(lambda _: over.set())
         await self._send(request)
-        # An llmapi model needs no repetition: it takes the request and its stop request in order.
-        # Also, `stopping` may not end: TensorRT-LLM 1.2 never ends the stream of the request.
+        # Do not repeat for an llmapi model: it processes a request and its stop request in order.
+        # Besides, `stopping` may never be over, because TensorRT-LLM 1.2 does not end the stream.
         if model.llmapi is not None:
             return
         for pause_s in _PAUSES_S:
@@ -65,8 +68,8 @@ class StopRequests:
                 break
             await self._send(request)
         if model.text is not None:
-            # The stream ends at its reset at the latest. The reset does not stop a running step of
-            # an ensemble, so the core model may get the request afterwards: stop it once more.
+            # Wait until the stream has ended or was reset. After a reset, a running ensemble may
+            # still pass the request to the core model, so send the stop request once more.
             await over.wait()
             if stopping.seconds is None:
                 await asyncio.sleep(_AFTER_RESET_S)
@@ -79,11 +82,11 @@ class StopRequests:
                 while await stream.read() is not None:
                     pass
         except (GatewayError, TimeoutError) as error:
-            # Triton is unavailable or stuck. Only the reset of the request's stream can still help.
+            # Triton does not work, so only log this. The request's stream will be reset.
             log.warning("stop request not answered: %s", error or "timeout")
 
     async def close(self) -> None:
-        """Wait for running stop requests for `_ANSWER_TIMEOUT_S` at most, then cancel them."""
+        """Wait up to `_ANSWER_TIMEOUT_S` seconds for running stop requests, then cancel them."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_ANSWER_TIMEOUT_S)
             for task in late:

@@ -1,4 +1,4 @@
-"""Protocols: the part of an engine that its running requests use, and the reverse."""
+"""Protocols by which an engine and its running requests use each other."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from gateway.triton.transport import Message, Metadata, ResponseStream
 
 
 class OpenStream(Protocol):
-    """A running request whose tokens are sent as they are generated."""
+    """Interface of a running streaming request for its engine."""
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the first response came by `then` and nothing is there to be read.
+        """Return True if the first response came before `then` and the next one has not come.
 
-        `then` is a time of the event loop.
+        `then` is in seconds of the event loop's clock.
         """
 
 
 class StreamOwner(Protocol):
-    """The part of an engine that its running requests use."""
+    """Interface of an engine for its running requests."""
 
     residency: Residency
     on_upload: Callable[[AdapterUpload], None]
     has_received: bool
-    """Set by a request that has received anything: the server is alive, even if it misses polls."""
+    """Flag that each request sets when it gets a response. The server then counts as alive."""
     received_at: float
-    """Event-loop time at which a poll last found `has_received` set, and cleared it."""
+    """Time at which a poll last found `has_received` True, in seconds of the event loop's clock."""
     single_responses: int
-    """Number of running requests that get a single response, at the end."""
+    """Number of running requests that get a single response at their end."""
     streams: set[OpenStream]
     """The running requests that get a stream of responses."""
     draining: bool
-    """True while the gateway shuts down. Abandoned requests are then reported with that reason."""
+    """True while the gateway shuts down, which is then the reported reason of aborted requests."""
 
     def record_token(self) -> None:
         """Record that a request has received a token."""
 
     def doubt(self) -> None:
-        """Record that a request failed or got no response, so the engine may be dead."""
+        """Record that the engine may be dead: a request failed or got no response."""
 
     async def open(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """Send a request, and return its serialized responses.
+        """Send a request, and return a stream of its serialized responses.
 
-        Raises GatewayError if there is no connection, TimeoutError if none is made by `by`, a time
-        of the event loop.
+        `by` is a time in seconds of the event loop's clock. Raise TimeoutError if there is no
+        connection at this time, and GatewayError if connecting fails.
         """
 
     async def open_pieces(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """Send a request like `open`, and return its responses as bytes in the pieces received."""
+        """Send a request like `open`, and return a stream of the received bytes, in any chunks."""
 
     def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
         """Send the stop request `request`, and repeat it a few times until `stopping` is over.
 
-        `model` is the model whose request is to be stopped. Cancelling the caller does not cancel
-        the stop request.
+        `model` has the capabilities of the model whose request is to be stopped. Cancelling the
+        caller does not cancel the stop request.
         """

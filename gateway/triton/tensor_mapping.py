@@ -1,9 +1,9 @@
 """Requests to Triton models that take rows of texts or token ids, and return rows of numbers.
 
-A mapping names the model's tensors. Shapes, types and the maximum batch size are read from the
-model's configuration. The first dimension of each tensor is the batch. Triton adds that dimension
-to the declared shapes, unless the model does its own batching (`max_batch_size` 0). Then it is the
-first dimension that the model declares, and a request has one row if the model fixes its size.
+A mapping names the model's tensors. Shapes, data types and the maximum batch size are read from the
+model's configuration. The first dimension of each tensor is the batch. If Triton does the batching,
+the declared shapes do not include it. If the model does its own batching (`max_batch_size` 0), it
+is the first declared dimension. If this dimension has a fixed size, a request has only one row.
 
 numpy (20 MiB) is loaded only if there is such a model.
 """
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Rows: TypeAlias = "npt.NDArray[np.float32]"
-"""An output's numbers, [rows, numbers per row]."""
+"""The numbers of an output tensor, shape [rows, numbers per row]."""
 
 _MAX_ANSWER_BYTES = 1 << 20
-"""Maximum bytes of numbers in one answer, because an answer is processed in one step. An answer of
-a single row may be larger."""
+"""Maximum bytes of numbers in one response, unless the response has only one row.
+
+The limit is necessary because a response is processed at once in the event loop."""
 _ASSUMED_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
 
 
 class TensorMapping(NamedTuple):
-    """The names of one model's tensors that are used.
+    """A model's name in Triton, and the names of its tensors.
 
-    The inputs are either `texts`, or `input_ids` and, if the model has them, `attention_mask` and
-    `token_type_ids`.
+    The inputs are either `texts` or `input_ids`. With `input_ids`, there may also be
+    `attention_mask` and `token_type_ids`.
     """
 
     model: str
@@ -54,9 +55,9 @@ class TensorMapping(NamedTuple):
 
 
 class InputRow(NamedTuple):
-    """An input row: a text for each text tensor, or token ids and their token type ids.
+    """An input row: one text for each text tensor, or token ids with their token type ids.
 
-    `types` has one byte per token; if empty, all types are 0.
+    `types` has one byte per token. If `types` is empty, all token type ids are 0.
     """
 
     texts: tuple[str, ...] = ()
@@ -69,9 +70,9 @@ class ResolvedMapping:
     """A mapping that fits the model's configuration.
 
     Attributes:
-        rows: the maximum number of rows in one request.
-        width: numbers in a row of the output; None if the configuration leaves it open.
-        length: length of each row of token ids; None if a request may choose it.
+        rows: maximum number of rows in one request.
+        width: number of numbers in a row of the output; None if the configuration does not fix it.
+        length: length of each row of token ids; None if the configuration does not fix it.
     """
 
     mapping: TensorMapping
@@ -80,7 +81,7 @@ class ResolvedMapping:
     length: int | None
     _types: dict[str, str]
     _flat: bool
-    """True if text tensors have no dimension besides the batch."""
+    """True if text tensors have only the batch dimension."""
 
     def request(self, rows: Sequence[InputRow]) -> bytes:
         """Return a serialized ModelInferRequest for the rows."""
@@ -115,18 +116,18 @@ class ResolvedMapping:
                 request.raw_input_contents.append(raw)
 
     def cost(self, longest: int) -> int:
-        """Return the size of one row in a request, in bytes.
+        """Return the approximate size of one row in a request, in bytes.
 
-        `longest` is the length of the row's longest text, or the number of its token ids.
+        `longest` is the length of the row's texts in characters, or the number of its token ids.
         """
         if self.mapping.input_ids is None:
             return longest + 4
         return (self.length or longest) * sum(_ID_BYTES[t] for t in self._types.values())
 
     def answer(self, reply: bytes, rows: int) -> Rows:
-        """Return the output in a serialized ModelInferResponse to a request of `rows` rows.
+        """Return the numbers in a serialized ModelInferResponse to a request with `rows` rows.
 
-        Raises BadModelOutput.
+        Raise BadModelOutput if the output is missing, has another shape, or is not finite.
         """
         import numpy as np  # noqa: PLC0415
 
@@ -142,7 +143,7 @@ class ResolvedMapping:
             raise BadModelOutput(f"The model's answer has no numbers in {self._output}.") from None
         shape = [int(size) for size in tensor.shape]
         if rows == 1 and shape[:1] != [1]:
-            shape = [1, *shape]  # the model has no batch dimension
+            shape = [1, *shape]  # the model's output has no batch dimension
         wide = [size for size in shape[1:] if size != 1]
         if shape[:1] != [rows] or len(wide) > 1 or not values.size or values.size % rows:
             raise BadModelOutput(
@@ -160,8 +161,11 @@ class ResolvedMapping:
 
 
 def resolve_mapping(mapping: TensorMapping, config: Any) -> ResolvedMapping:
-    """Resolve a mapping against Triton's `ModelConfig`. Raises EngineError if it does not fit."""
-    import numpy  # noqa: F401, PLC0415  # loaded now, and not while a client waits
+    """Complete a mapping with the shapes and data types in the model's `ModelConfig`.
+
+    Raise EngineError if the mapping does not fit the configuration.
+    """
+    import numpy  # noqa: F401, PLC0415  # load numpy now, so that no client has to wait for it
 
     model = mapping.model
     if config.model_transaction_policy.decoupled:
@@ -215,5 +219,5 @@ def _find_tensor(
     if name not in tensors:
         raise EngineError(f"{missing}; it has {', '.join(sorted(tensors)) or 'none'}.")
     kind, shape = tensors[name]
-    # An empty shape is a single number of a model without batching. In messages its shape is [1].
+    # An empty shape means a single number without a batch dimension. Treat it like [1].
     return kind, shape or [1]

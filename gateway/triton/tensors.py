@@ -1,7 +1,7 @@
-"""ModelInferRequest and ModelStreamInferResponse for the core model, without numpy.
+"""Encoding of requests to the core model, and decoding of its responses, without numpy.
 
 Shapes are those of `tensorrt_llm` in tensorrtllm_backend; all scalars have shape [1, 1]. Names and
-data types are those that the served model declares. Raw contents are little-endian.
+data types are those that the served model declares. Values are little-endian.
 
 See decision 034 in docs/decisions.
 """
@@ -26,16 +26,16 @@ _TINY = 1e-6
 _MAX_PARTS, _MAX_PART_BYTES = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
-# Output that is read into `EngineStats`: one INT32, the number of reused KV-cache blocks.
+# Output with the number of reused KV-cache blocks, one INT32. It is used for `EngineStats`.
 _REUSED_BLOCKS = "kv_cache_reused_blocks"
-# Inputs of a stop request besides `stop`: Triton would not pass it to the model without them.
+# Inputs that a stop request needs besides `stop`. Without them, Triton refuses the request.
 _NEEDED_TO_STOP: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
-# Field 7 of ModelInferRequest, length-delimited.
+# Protobuf key of the length-delimited field 7 of ModelInferRequest, raw_input_contents.
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 
 def generation_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
-    """Return the request for one generation, streaming if possible."""
+    """Return the request for one generation. It asks for a stream if the model can stream."""
     build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
     build.scalar("seed", generation.seed)
     build.add(_build_options(capabilities, generation))
@@ -43,9 +43,9 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
 
 
 def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
-    """Return all inputs besides the prompt, the maximum number of tokens and the seed.
+    """Return the serialized inputs, except the prompt, the maximum number of tokens and the seed.
 
-    Most requests have the same options, so the serialized inputs are stored and used again.
+    Most requests have the same options, so the result is cached.
     """
     params = generation.params
     if params.guide is not None or params.logit_bias:
@@ -65,7 +65,7 @@ def _build_options(capabilities: ModelCapabilities, generation: Generation) -> R
     part = known.get(key)
     if part is None:
         part = _build_new_options(capabilities, generation)
-        # Limit the number and the size of the stored parts, because clients choose the options.
+        # Limit the size of the cache, because clients choose the options.
         if part.nbytes <= _MAX_PART_BYTES:
             if len(known) >= _MAX_PARTS:
                 known.clear()
@@ -87,8 +87,8 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
         ("bad_words", generation.bad_ids),
     )
     for logical, sequences in words:
-        # Leave out inputs that the model lacks. The GPT repository's model takes no stop words, so
-        # its answers are cut here (`_cut_at_end`).
+        # Leave out inputs that the model does not have. The GPT repository's model takes no stop
+        # words, so the gateway truncates its answers (`_cut_at_end`).
         if sequences and build.has(logical):
             ids = word_list(sequences)
             build.int32s(logical, ids, 2, len(ids) // 2)
@@ -109,11 +109,11 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
     return build.part
 
 
-# Cached, because a request may have 128 choices with the same bias, which takes half a megabyte for
-# a usual vocabulary.
+# Cache the result: a request may have 128 choices with the same bias, which takes half a megabyte
+# for a usual vocabulary.
 @lru_cache(maxsize=4)
 def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
-    """Return the bias of each token of the vocabulary, as packed FP32."""
+    """Return one FP32 value for each token of the vocabulary: the token's bias, or 0."""
     bias = array("f", bytes(4 * vocab_size))
     for token_id, value in pairs:
         bias[token_id] = value
@@ -123,12 +123,13 @@ def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
 def add_common(
     build: RequestBuilder, capabilities: ModelCapabilities, generation: Generation
 ) -> None:
-    """Add inputs common to core and text models: response mode, beams, guide, adapter,
-    statistics."""
+    """Add the inputs that core and text models have in common.
+
+    They are for streaming, beam search, guided decoding, LoRA adapters and statistics."""
     params = generation.params
     if generation.beams:
         build.scalar("beam_width", generation.beams)
-        if build.has("sequences"):  # a model without this input returns all beams, too
+        if build.has("sequences"):  # without this input, the model always returns all beams
             build.scalar("sequences", generation.beams)
         build.scalar("length_penalty", params.length_penalty)
     single = generation.beams or (generation.text is not None and generation.text.single_response)
@@ -141,7 +142,7 @@ def add_common(
         build.texts("guide", [params.guide.text])
     if params.lora is not None:
         build.scalar("lora_task_id", params.lora.task_id)
-    # Request the statistics only if they are used: another output costs a microsecond per token.
+    # Request the statistics only if they are used: an additional output takes 1 us per token.
     if params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
         build.output(_REUSED_BLOCKS)
@@ -152,8 +153,8 @@ def engine_stats(
 ) -> EngineStats | None:
     """Return the statistics in a response.
 
-    Return None if the response has none or they are 0. The engine also reports 0 before it has
-    started the request, so a 0 shows nothing.
+    Return None if the response has no statistics, or if the value is 0. The engine also reports 0
+    before it has started the request, so 0 says nothing.
     """
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
@@ -164,7 +165,10 @@ def engine_stats(
 def beam_deltas(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> list[TokenDelta]:
-    """Return a delta with the ids of each beam, best first, from a beam search's only response."""
+    """Return one delta with token ids for each beam, the best beam first.
+
+    `response` is the only response of a beam search.
+    """
     ids, lengths = array("i"), array("i")
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "output_ids":
@@ -180,9 +184,9 @@ def beam_deltas(
 
 
 def context_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
-    """Return a request for the logits of the prompt.
+    """Return a request for the logits of the prompt, which also generates one token.
 
-    It does not stream, because each streamed response would repeat the logits.
+    It is non-streaming, because each streamed response would repeat the logits.
     """
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
@@ -194,14 +198,15 @@ def context_request(capabilities: ModelCapabilities, generation: Generation) -> 
 
 
 def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: bool = False) -> None:
-    """Add the sampling inputs.
+    """Add the inputs for sampling.
 
-    At least one of top_k and top_p is always sent, because the engine is greedy without both. A
-    top_p of 1 samples from the complete distribution. Greedy is sent as a top_k of 1: with only a
-    temperature of 0, some releases sample at temperature 1.
+    Without top_k and top_p, the engine would be greedy, so at least one of them is always sent. A
+    top_p of 1 samples from the complete distribution.
 
-    With `logprobs`, greedy is sent as a top_p of almost 0. The engine normalises log probabilities
-    within the top k, so with a top_k of 1 they would all be 0. It does not normalise within top p.
+    Greedy decoding is sent as top_k 1. (With only a temperature of 0, some releases sample at
+    temperature 1.) If `logprobs` is True, greedy decoding is sent as a top_p of almost 0: the
+    engine normalises log probabilities within the top k, so with top_k 1 they would all be 0. It
+    does not normalise them within top p.
     """
     params = generation.params
     if params.greedy and logprobs:
@@ -220,11 +225,10 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
 
 
 def append_weights(request: InferRequest, lora: Converted) -> Message:
-    """Return the serialized request with `lora_config` and `lora_weights` appended, in pieces.
+    """Return the serialized request with `lora_config` and `lora_weights` appended, in chunks.
 
-    Protobuf messages can be joined by appending their serialized fields. So the weights are
-    appended as they are stored, after a header of a few bytes. They are neither copied here nor put
-    into a protobuf object.
+    Serialized protobuf fields can be concatenated. So the stored weights are appended after a
+    header of a few bytes, without copying them and without building a protobuf object.
     """
     tail = pb.ModelInferRequest()
     tail.inputs.add(name="lora_config", datatype="INT32", shape=(1, lora.rows, 3))
@@ -238,7 +242,7 @@ def append_weights(request: InferRequest, lora: Converted) -> Message:
 def stop_request(model: StopModel, request_id: str) -> InferRequest:
     """Return a stop request for the request with this id.
 
-    The stop request succeeds even if the other request has ended.
+    The stop request succeeds even if the request with this id has ended or is unknown.
     """
     build = RequestBuilder(model.name, model.inputs, request_id)
     for logical in _NEEDED_TO_STOP:
@@ -247,15 +251,15 @@ def stop_request(model: StopModel, request_id: str) -> InferRequest:
     return build.request
 
 
-# Cached, because a request may have 128 choices with the same stop words. The longest allowed ones
-# take half a megabyte.
+# Cache the result: a request may have 128 choices with the same stop words, which may take half a
+# megabyte.
 @lru_cache(maxsize=2)
 def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
     """Return stop words or bad words as the engine's [2, N] matrix, flattened.
 
-    The first row has the ids of all words, one word after the other. The second row has the offset
-    of each word's end (the index after its last id), padded with -1. Do not change the result: it
-    is cached.
+    The first row has the token ids of all words, one word after the other. The second row has the
+    end of each word (the index after its last id), padded with -1. Do not modify the result,
+    because it is cached.
     """
     ids = array("i", chain.from_iterable(words))
     offsets = array("i", accumulate(map(len, words)))
@@ -263,16 +267,16 @@ def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
 
 
 def is_final(response: pb.ModelInferResponse) -> bool:
-    """Return True if this is the last response to its request."""
+    """Return True if the response is marked as the last response to its request."""
     return response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False
 
 
 def token_delta(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> TokenDelta:
-    """Return the delta of a response with one beam; without ids if the response has no outputs.
+    """Return the delta of a response with one beam. It has no ids if the response has no outputs.
 
-    Outputs that were not requested are ignored: releases v0.10 to v0.13 send zeros for them.
+    Outputs that were not requested are ignored, because releases v0.10 to v0.13 send zeros in them.
     """
     final = is_final(response) or not capabilities.decoupled
     ids: list[int] = []
@@ -299,7 +303,7 @@ def token_delta(
         return TokenDelta(ids, final, stats)
     if logits is not None:
         return TokenDelta(ids, final, stats, _logprobs_from_logits(*logits, ids, generation))
-    # Take the last log probabilities: the engine sends those of all tokens so far each time.
+    # Use only the last log probabilities: each response has those of all tokens so far.
     new = values[len(values) - len(ids) :]
     entries = [TokenLogprob(token_id, value) for token_id, value in zip(ids, new, strict=False)]
     return TokenDelta(ids, final, stats, entries)
@@ -308,12 +312,12 @@ def token_delta(
 def _logprobs_from_logits(
     raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
 ) -> list[TokenLogprob]:
-    # Imported here, in the thread for logits, so numpy (20 MiB) is loaded only if it is needed, and
+    # Import here, in the thread for logits. numpy (20 MiB) is then loaded only if it is needed, and
     # without blocking the event loop.
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
     params = generation.params
-    temperature = 1.0 if params.greedy else params.temperature  # greedy requests send none
+    temperature = 1.0 if params.greedy else params.temperature  # not sent for greedy decoding
     count = generation.params.logprobs or 0
     return generated_logprobs(raw, datatype, shape, ids, count, temperature)
 
@@ -336,10 +340,10 @@ def _prompt_request(
 
 
 def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
-    """Return the ids of an answer up to its first stop word or end id.
+    """Return the ids of an answer up to its first stop word or end-of-sequence id.
 
-    The GPT repository's model reports no length, so its answers are padded, and takes no stop
-    words. As in the answers of other models, the stop word is included and the end id is not.
+    This is for the GPT repository's model, which takes no stop words and pads its answers. The
+    result includes the stop word but not the end-of-sequence id, as in the answers of other models.
     """
     for count, token_id in enumerate(ids):
         if token_id == generation.end_id:
@@ -354,5 +358,5 @@ def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
 
 
 def _count_restated(capabilities: ModelCapabilities, generation: Generation) -> int:
-    """Return the number of prompt ids that a non-streaming response begins with."""
+    """Return the number of prompt ids at the beginning of a non-streaming response."""
     return len(generation.prompt_ids) if capabilities.restates_prompt else 0

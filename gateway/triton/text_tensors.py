@@ -1,12 +1,12 @@
-"""Requests and responses of the text models, `ensemble` and `tensorrt_llm_bls`.
+"""Encoding of requests to the text models, `ensemble` and `tensorrt_llm_bls`, and their responses.
 
-Their output `text_output` is a BYTES tensor with one text per beam. It has no batch dimension, and
-is read as a flat list, although v0.5 declares two dimensions.
+The output `text_output` is a BYTES tensor with one text per beam. It is read as a flat list without
+a batch dimension, although v0.5 declares two dimensions.
 
-When it streams, the ensemble decodes the tokens of each engine step alone. So sentencepiece
-tokenizers lose the space before a word, and a character of two tokens becomes two U+FFFD. The
-gateway cannot restore either. A BLS model that accumulates tokens sends the complete text so far
-each time, and only the end of that text may be incomplete.
+A streaming ensemble decodes the tokens of each engine step separately. With sentencepiece
+tokenizers, the space before a word is then lost, and a character of two tokens becomes two U+FFFD.
+The gateway cannot repair this. A BLS model that accumulates tokens sends the complete text so far
+each time, so only the end of the text may be incomplete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _NEVER = -1
 def text_request(
     capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
 ) -> InferRequest:
-    """Return the request for one generation. It streams if that loses no characters."""
+    """Return the request for one generation.
+
+    It asks for a stream if the model can stream, except for a beam search and if
+    `text.single_response` is True.
+    """
     build = RequestBuilder(
         *(capabilities.model, capabilities.inputs, generation.request_id),
         names_outputs=capabilities.names_outputs,
@@ -35,7 +39,7 @@ def text_request(
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
-        # Always send an end id: without one, preprocessing fills in that of its tokenizer.
+        # Always send an end id. Without an end id, preprocessing uses its tokenizer's own end id.
         build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
     if text.stop and build.has("stop_words"):
         build.texts("stop_words", text.stop)
@@ -62,9 +66,9 @@ class TextReader:
         self._silent = 0
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """Return the delta of a response, with its new text.
+        """Return the delta of a response. It has the text that is new in this response.
 
-        The delta's `tokens` is None if the response does not show how many tokens the text has.
+        `tokens` of the delta is None if the number of tokens is unknown.
         """
         final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
@@ -80,20 +84,23 @@ class TextReader:
         return TokenDelta([], final, stats, text=text, tokens=tokens)
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
-        """Return a delta for each beam, best first, from the only response of a beam search."""
+        """Return one delta for each beam, the best beam first.
+
+        `response` is the only response of a beam search.
+        """
         return [TokenDelta([], True, text=self._strip_prompt(text)) for text in _texts(response)]
 
     def _count(self, text: str) -> int:
-        """Return how many tokens to count now that a response with `text` was received.
+        """Return the number of tokens to count for a response with `text`.
 
-        A response without text is a token without text of its own, unless it is the last response,
-        which marks the end. So it is counted only when the next response is received.
+        A response without text is a token that has no text, unless it is the last response. So it
+        is counted only when another response follows.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))
 
     def _strip_prompt(self, text: str) -> str:
-        """Return the text without the prompt and without an incomplete character at its end."""
+        """Return the text without a repeated prompt and without an incomplete last character."""
         if self._capabilities.restates_prompt:
             if not text.startswith(self._text.restated):
                 raise EngineError("The engine's answer does not begin with the prompt.")
@@ -101,10 +108,10 @@ class TextReader:
         return text.rstrip(_REPLACEMENT)
 
     def _take_new(self, text: str) -> str:
-        """Return what the complete text so far adds to the previous one.
+        """Return the new part of the complete text so far, without an incomplete last character.
 
-        An incomplete character at its end is left out. A text that is not longer adds nothing:
-        after a stop word a BLS model sends empty texts.
+        Return "" if the text is not longer than the previous text: a BLS model sends empty texts
+        after a stop word.
         """
         text = text.rstrip(_REPLACEMENT)
         added = text[len(self._seen) :]

@@ -1,4 +1,4 @@
-"""The answer to one generation, as token deltas.
+"""Token stream: the engine's answer to one generation, as deltas.
 
 See decision 001 in docs/decisions.
 """
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """A function that runs work outside the event loop, which the work would block for too long."""
+    """Type of a function that runs CPU-intensive work in another thread."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """Run `work` and return its result. Raises the errors of `work`."""
+        """Run `work`, and return its result or raise its error."""
 
 
 class TokenStream(EngineCall):
-    """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``."""
+    """The engine's answer to one generation. Read it in ``with engine.generate(g) as tokens``."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class TokenStream(EngineCall):
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> None:
-        """Make the call; see `EngineCall` for the other arguments.
+        """Prepare the call. See `EngineCall` for the other arguments.
 
-        `offload` runs the work on logits. Finding the likeliest tokens of a vocabulary takes a
-        hundred times as long as processing one token.
+        `offload` runs the work on logits in another thread, because searching a vocabulary for the
+        most likely tokens takes 100 times as long as processing one token.
         """
         super().__init__(
             engine=engine,
@@ -76,38 +76,38 @@ class TokenStream(EngineCall):
             )
         elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
-        # True if responses have only token ids. Those after the first are then read by a template.
+        # True if responses have only token ids. Later responses are then read with a template.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # The response from which the template will be made, serialized and parsed. The template is
-        # made only when there is another response to read.
+        # The response from which the template will be made, as (serialized, parsed). The template
+        # is made when the next response is read.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
-        # The function that gets the deltas after the first.
+        # The function that gets the deltas after the first one.
         self._take: Callable[[TokenDelta], bool]
         self._offload = offload
         self._offload_logprobs = offload if generation.params.logprobs else None
 
     @property
     def reports_reuse(self) -> bool:
-        """Return True if the engine reports how many tokens of the prompt were cached.
+        """True if the engine reports how many tokens of the prompt were cached.
 
-        It does not report a number of 0.
+        If no token was cached, the engine reports nothing.
         """
         return self._generation.params.usage and "cache_stats" in self._capabilities.inputs
 
     async def first(self) -> TokenDelta:
-        """Return the first delta. Raises GatewayError."""
+        """Return the first delta. Raise GatewayError if the engine fails."""
         response = await self.response()
         if self._offload_logprobs is None:
             return self._delta(response)
         return await self._offload_logprobs(partial(self._delta, response))
 
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
-        """Call `take` with the deltas after the first, until the final one or `take` returns False.
+        """Call `take` with each delta after the first one, until the answer ends.
 
+        Also stop if `take` returns False, but not before it got all deltas that arrived together.
         `take` is called directly when bytes are received, so it must not block. Tokens that arrived
-        together are given together. After `take` has returned False, it is still called with the
-        deltas that arrived at the same time.
+        together may be combined in one delta.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
@@ -126,7 +126,7 @@ class TokenStream(EngineCall):
             raise self._ended_early_error()
 
     def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
-        # Read only the last of several texts that arrived together: each is the complete text so
+        # If several texts arrived together, read only the last one: each is the complete text so
         # far.
         self._engine.has_received = True
         take = self._take
@@ -171,10 +171,11 @@ class TokenStream(EngineCall):
     async def _feed_from_logits(
         self, stream: ResponseStream[bytes], offload: Offload, take: Callable[[TokenDelta], bool]
     ) -> None:
-        """Feed deltas like `feed_deltas`, for answers with logits.
+        """Call `take` like `feed_deltas`, for answers with logits.
 
-        Messages that arrived together are processed together. Messages that arrive during that time
-        wait in the stream. If its window is full, further messages wait in Triton.
+        Messages that arrived together are processed together in another thread. Messages that
+        arrive in the meantime wait in the stream and, if its flow-control window is full, in
+        Triton.
         """
         messages: list[bytes] = []
 
@@ -200,7 +201,7 @@ class TokenStream(EngineCall):
                 more = take(found) and more and not self._finished
 
     def _deltas(self, messages: Sequence[bytes]) -> list[TokenDelta | str]:
-        """Return for each response its delta, or its text if it is an error."""
+        """Return one item for each response: its delta, or its error message."""
         responses = [parse_response(data) for data in messages]
         return [each.error_message or self._delta(each.infer_response) for each in responses]
 
@@ -213,7 +214,10 @@ class TokenStream(EngineCall):
         return tensors.token_delta(response, self._capabilities, self._generation)
 
     async def beams(self) -> list[TokenDelta]:
-        """Return a delta for each beam of a beam search, best first. Raises GatewayError."""
+        """Return one delta for each beam of a beam search, the best beam first.
+
+        Raise GatewayError if the engine fails.
+        """
         deltas: list[TokenDelta] = []
         while not self._finished:
             response = await self.response()

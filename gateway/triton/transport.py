@@ -1,7 +1,8 @@
-"""The interface between calls to Triton and the transport that carries them.
+"""Interface of the transports that send calls to Triton.
 
-Two transports implement it: `http2` (our own, on asyncio) and `grpcio` (grpc.aio, the reference
-that `http2` is tested against). Both raise GatewayError and TimeoutError, and never gRPC's errors.
+There are two transports: `http2` (this project's client on asyncio) and `grpcio` (grpc.aio, the
+reference for tests of `http2`). Both raise GatewayError and TimeoutError, and never grpc's own
+errors.
 
 See decisions 006 and 052 in docs/decisions.
 """
@@ -19,27 +20,30 @@ from weakref import WeakValueDictionary
 from certificates.contexts import ClientFiles
 from certificates.reloading import ReloadedValue
 
-# One request message, split into pieces that are sent in this order.
+# One serialized request as chunks, which are sent in this order.
 Message = Sequence[bytes | memoryview]
 Metadata = Mapping[str, str]
 TransportName = Literal["http2", "grpcio"]
 
-# Triton's limit for requests and responses. gRPC's length prefix could express twice as much.
+# Triton's maximum size of requests and responses. (gRPC itself would allow twice as much.)
 MAX_MESSAGE_BYTES = 2**31 - 1
 NO_METADATA: Metadata = {}
 _TLS_SCHEME = "grpcs://"
 
 CONNECT_TIMEOUT_S = 5.0
-"""Timeout of one connection attempt: TCP, TLS and the server's settings."""
+"""Timeout in seconds of one connection attempt, including TLS and the server's SETTINGS."""
 
 ABANDON_GRACE_S = 2.0
 MAX_ABANDONED = 1000
-"""Maximum number of abandoned streams of one connection that have not ended yet. Above it, a stream
-is reset as soon as it is abandoned."""
+"""Maximum number of abandoned streams on one connection that have not ended yet.
+
+If there are as many, a further stream is reset as soon as it is abandoned."""
 
 OnEnded = Callable[[bool], None]
-"""Callback for the end of an abandoned stream. Its argument is True if the server has ended the
-stream, False if the stream was reset or the connection lost."""
+"""Callback for the end of an abandoned stream.
+
+Its argument is True if the server has ended the stream, and False if the stream was reset or the
+connection was lost."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,49 +53,49 @@ class ResponseStream(Protocol[T_co]):
     """The responses to one request, in order. Only one task may read at a time."""
 
     async def wait_sent(self) -> None:
-        """Return when the request is written or aborted, so the transport no longer holds it."""
+        """Wait until the request is written or aborted. Its memory can then be freed."""
 
     async def read(self) -> T_co | None:
-        """Return the next response, or None at the end.
+        """Return the next response, or None at the end of the stream.
 
-        Raises GatewayError if the RPC fails, and CancelledError after `cancel`.
+        Raise GatewayError if the RPC fails, and CancelledError after `cancel`.
         """
 
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
-        """Give `take` the serialized responses while it returns True.
+        """Call `take` with serialized responses until it returns False.
 
-        Responses that arrived together are given together. `take` may be called directly when bytes
-        are received, which saves a task switch per response. Errors of `take` are raised here.
+        Responses that arrived together are passed in one call. `take` may be called directly when
+        bytes are received, which saves a task switch per response. Errors of `take` are raised
+        here, and the same errors as in `read`.
 
-        Returns False at the end of the stream, True when `take` has returned False. Raises like
-        `read`.
+        Return True if `take` has returned False, and False at the end of the stream.
         """
 
     @property
     def unread(self) -> int:
-        """Return the number of responses that have arrived and were not read.
+        """Number of responses that were received but not read.
 
-        The number stays available after the stream was abandoned. It is 0 if the transport does not
-        know it.
+        The number remains available after the stream was abandoned. It is 0 if the transport does
+        not know the number.
         """
 
     def cancel(self) -> None:
-        """End the stream at once; idempotent."""
+        """Reset the stream at once. Further calls do nothing."""
 
     def abandon(self, ended: OnEnded | None = None) -> None:
-        """Stop reading, and let the server end the stream itself within `ABANDON_GRACE_S`.
+        """Stop reading, and let the server end the stream, or reset it after `ABANDON_GRACE_S`.
 
-        A read raises CancelledError, as after `cancel`. `ended` is called once, when the stream has
-        ended or at the end of the grace. Only the first call's `ended` is used.
+        Later reads raise CancelledError, as after `cancel`. `ended` is called once, when the stream
+        has ended or was reset. If `abandon` is called again, the new `ended` is ignored.
 
-        Use it for a stream that the server is about to end: after its final response, or once it
-        was sent a stop request. Triton (2.51) leaks some KiB for each stream that is reset before
-        its trailers.
+        Use this instead of `cancel` for a stream that the server is about to end: after the final
+        response, or after a stop request. Triton 2.51 leaks some KiB of memory for each stream that
+        is reset.
         """
 
 
 class Transport(Protocol):
-    """Calls to one Triton endpoint. Use each instance in one event loop only."""
+    """Calls to one Triton endpoint. Not thread-safe: use an instance in one event loop only."""
 
     async def stream(
         self,
@@ -101,37 +105,50 @@ class Transport(Protocol):
         metadata: Metadata,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """Send one request as a call of its own, and return its responses as `parse` makes them.
+        """Send one request as a new gRPC call, and return the stream of its parsed responses.
 
-        Cancelling the call affects no other. Raises GatewayError if there is no connection,
-        TimeoutError if no connection is made by `by`, a time of the event loop.
+        Cancelling the call affects no other call.
+
+        Args:
+            path: path of the gRPC method.
+            request: the serialized request.
+            parse: called with each serialized response. The stream returns its results.
+            metadata: gRPC metadata of the call.
+            by: latest time for a connection, in seconds of the event loop's clock; None for no
+                limit.
+
+        Raises:
+            GatewayError: connecting has failed.
+            TimeoutError: there is no connection at the time `by`.
         """
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
     ) -> ResponseStream[bytes]:
-        """Start a call like `stream`, and return its responses as bytes in the pieces received.
+        """Send one request like `stream`, and return a stream of the received bytes.
 
-        A piece may end anywhere in a response. Each response begins with gRPC's 5-byte prefix.
+        The bytes come in chunks as they were received, so a chunk may end within a response. Each
+        response starts with gRPC's 5-byte message prefix.
         """
 
     async def unary(
         self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
     ) -> bytes:
-        """Send one request and return its only response, serialized.
+        """Send one request, and return its only response, serialized.
 
-        Raises TimeoutError if there is no response in time, GatewayError if the call fails.
+        Raise TimeoutError if there is no response within `timeout_s` seconds, and GatewayError if
+        the call fails.
         """
 
     def disconnect(self) -> None:
-        """Fail all running calls and drop the connections. The next call connects again."""
+        """Fail all running calls and drop all connections. The next call connects again."""
 
     async def close(self) -> None:
-        """Fail all running calls and close the connections."""
+        """Fail all running calls and close all connections."""
 
 
 class ClientTls(NamedTuple):
-    """Certificates for connections: a context for HTTP/2, and the files' content for grpc.aio."""
+    """TLS certificates: a context for the transport `http2`, and PEM data for `grpcio`."""
 
     context: ssl.SSLContext
     ca: bytes | None
@@ -143,7 +160,7 @@ _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueD
 
 
 def _load_client_tls(files: ClientFiles) -> ClientTls:
-    """Load the certificates. Raises OSError, also if a file changes while it is read."""
+    """Load the certificates. Raise OSError if a file cannot be read, or changes meanwhile."""
     context, content = files.load()
     context.set_alpn_protocols(["h2"])
     return ClientTls(context, *content)
@@ -153,9 +170,13 @@ def _load_client_tls(files: ClientFiles) -> ClientTls:
 class ConnectionOptions:
     """Options of the connections to replicas.
 
-    `tls_*` are PEM files for ``grpcs://`` endpoints: the authorities to trust (the system's if
-    None), and the client's own certificate with its key if the server asks for one. `metadata` is
-    sent with every call, such as the key of a restricted protocol.
+    Attributes:
+        transport: the transport to use.
+        tls_ca: PEM file with the certificate authorities to trust, for ``grpcs://`` endpoints; None
+            to trust the system's authorities.
+        tls_cert: PEM file with the client's certificate, if the server requires one.
+        tls_key: PEM file with the private key of the client's certificate.
+        metadata: gRPC metadata that is sent with every call, such as an access key.
     """
 
     transport: TransportName = "http2"
@@ -165,9 +186,9 @@ class ConnectionOptions:
     metadata: Metadata = field(default_factory=dict)
 
     def load_tls(self) -> ReloadedValue[ClientTls]:
-        """Return the certificates, which all transports with the same files share.
+        """Return the certificates. All transports with the same files share them.
 
-        Raises OSError if a file cannot be read.
+        Raise OSError if a file cannot be read.
         """
         files = ClientFiles(self.tls_ca, self.tls_cert, self.tls_key)
         found = _SHARED.get(files)
@@ -180,19 +201,20 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of one Triton."""
+    """Address of one Triton server."""
 
     host: str
     port: int
     tls: bool
     name: str
-    """The name that the server's certificate must be for."""
+    """Host name that the server's certificate must have."""
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Parse ``host:port`` or ``grpcs://host:port``; IPv6 in brackets. Raises ValueError.
+        """Parse ``host:port`` or ``grpcs://host:port``, optionally followed by ``#NAME``.
 
-        After ``#`` there may be the name that the server's certificate is for.
+        NAME is the name that the server's certificate must have. IPv6 addresses are in brackets.
+        Raise ValueError if the text is invalid.
         """
         address, _, name = text.removeprefix(_TLS_SCHEME).partition("#")
         host, colon, port = address.rpartition(":")
@@ -203,12 +225,15 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Return ``host:port``, as HTTP/2 and grpcio take it."""
+        """The endpoint as ``host:port``, with IPv6 addresses in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def message_bytes(request: Message) -> int:
-    """Return the size of one request in bytes. Raises ValueError if it is too long for Triton."""
+    """Return the size of a serialized request in bytes.
+
+    Raise ValueError if the request is longer than Triton accepts.
+    """
     size = sum(memoryview(piece).nbytes for piece in request)
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes is longer than Triton accepts")

@@ -1,1 +1,1 @@
-"""The console's pages. All files here that are not Python are served to browsers unchanged."""
+"""Files of the console's web pages. All files except Python files are served unchanged."""

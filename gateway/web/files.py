@@ -1,4 +1,4 @@
-"""The console's files, read and compressed once, so that requests need no disk access."""
+"""Files of the console's web pages, which are read and compressed once per process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ _TYPES = {
 
 
 class WebFile(NamedTuple):
-    """A file of the console. `etag` is weak: it is the same for `body` and `packed` (gzip)."""
+    """A file of the console.
+
+    Attributes:
+        media_type: value of the `content-type` header.
+        body: the content.
+        packed: the content, compressed with gzip.
+        etag: weak ETag, valid for `body` and `packed`.
+    """
 
     media_type: str
     body: bytes
@@ -29,7 +36,7 @@ class WebFile(NamedTuple):
 
 @cache
 def load_web_files() -> Mapping[str, WebFile]:
-    """Load all files, by their path below this folder, such as `playground/main.js`."""
+    """Return all files, by their path relative to this folder, such as `playground/main.js`."""
     return {
         path.relative_to(_FOLDER).as_posix(): _load_file(path)
         for path in sorted(_FOLDER.rglob("*"))

@@ -1,5 +1,6 @@
-"""Atoms, the simple schemas to which a schema is rewritten. An atom has one type, a list of values,
-or a reference.
+"""Atoms, the simple schemas that a schema is rewritten to.
+
+An atom has one type, a list of values, or a reference.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from guides.schema.keywords import ABOUT, step
 
 
 class Part(NamedTuple):
-    """A schema of the client's document, and its JSON path."""
+    """A schema in the client's document, and its JSON path."""
 
     schema: Any
     path: str
 
 
 Parts = tuple[Part, ...]
-"""Schemas of which a value must match all. An empty tuple allows every value."""
+"""Schemas that a value must all match. An empty tuple allows every value."""
 
 NOTHING: Parts = (Part(False, ""),)
 _SIMPLE = frozenset(
@@ -35,12 +36,12 @@ _SIMPLE = frozenset(
 class Atom:
     """A simple schema. Without a type, values and a reference, it allows every value.
 
-    `is_idle` is True if the schema neither names nor restricts the type. `simple` has the keywords
-    whose values are no schemas. `additional` (additionalProperties) and `items` are None if the
-    schema has no such keyword. `names_some` is True if the schema has `properties`, even an empty
-    object. `needs` is dependentRequired, `names` is propertyNames, and `prefix` is prefixItems.
-    With `ref`, `required` has properties that are required in addition to those of the referenced
-    schema.
+    `is_idle` is True if the schema neither states nor restricts the type. `simple` has the keywords
+    whose values are not schemas. `additional` (additionalProperties) and `items` are None if the
+    schema does not have the keyword. `names_some` is True if the schema has `properties`, even an
+    empty object. `needs` is dependentRequired, `names` is propertyNames, and `prefix` is
+    prefixItems. If `ref` is set, `required` has properties that are required in addition to those
+    of the referenced schema.
     """
 
     path: str
@@ -65,7 +66,7 @@ class Atom:
 
     @property
     def is_closed(self) -> bool:
-        """True if an object may have only the properties in `properties`."""
+        """True if an object may have no other properties than those in `properties`."""
         return forbids(self.additional) and not self.patterns
 
 
@@ -80,7 +81,7 @@ def joined(one: Parts | None, other: Parts | None) -> Parts | None:
 
 
 def at_least(atoms: Iterable[Atom], required: tuple[str, ...]) -> list[Atom]:
-    """Return the atoms, with `required` added to the required properties of each object."""
+    """Return the atoms. In atoms for objects, `required` is added to the required properties."""
     return [
         replace(atom, required=tuple(dict.fromkeys(atom.required + required)))
         if atom.type == "object"
@@ -107,12 +108,12 @@ def _one(schema: dict[str, Any], keyword: str, path: str) -> Parts | None:
 
 
 def atom_of(name: str, schema: dict[str, Any], path: str) -> Atom:
-    """Return the atom with all restrictions of a schema on values of the type `name`."""
+    """Return an atom with all restrictions of a schema on values of the type `name`."""
     about = ABOUT.get("number" if name == "integer" else name, frozenset())
     simple = {key: value for key, value in schema.items() if key in about and key in _SIMPLE}
     atom = Atom(path=path, type=name, simple=simple)
     if name == "object":
-        # Before the draft 2019-09, dependentRequired was called `dependencies`.
+        # Read `dependencies`, too, which was the name of dependentRequired before draft 2019-09.
         needs = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
         return replace(
             atom,
@@ -126,7 +127,7 @@ def atom_of(name: str, schema: dict[str, Any], path: str) -> Atom:
         )
     if name == "array":
         first, rest = "prefixItems", "items"
-        if isinstance(schema.get("items"), list):  # before the draft 2020-12
+        if isinstance(schema.get("items"), list):  # the form before draft 2020-12
             first, rest = "items", "additionalItems"
         prefix = tuple([(part,) for part in listed(schema, first, path)])
         return replace(atom, prefix=prefix, items=_one(schema, rest, path))

@@ -1,4 +1,4 @@
-"""Intersection of two atoms."""
+"""Intersection of two atoms: the values that both atoms allow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_PARTS = {
     "needs": "dependentRequired",
     "prefix": "prefixItems",
 }
-"""Keywords that restrict the properties or items of a value, by attribute of `Atom`."""
+"""Keywords that restrict the properties or items of a value, by the attribute of `Atom`."""
 
 
 def in_common(one: Atom, other: Atom, enforcement: Enforcement) -> Atom | None:
     """Return an atom for the values that are valid for both atoms. Return None if there are none.
 
-    The atoms must not be references. Raise ValueError if no atom can express the intersection,
-    except where keywords are best effort.
+    The atoms must not be references. Raise ValueError if no atom can represent the intersection,
+    unless the keyword is best effort.
     """
     if one.is_any or other.is_any:
         return other if one.is_any else one
@@ -62,7 +62,7 @@ def _simple(one: Atom, other: Atom, enforcement: Enforcement) -> dict[str, Any]:
             found[keyword] = min(found[keyword], value)
         elif found[keyword] != value:
             if keyword == "format":
-                # Drop both formats: formats are only annotations, and which of them is meant is
+                # Drop both formats: formats are only annotations, and the client's intention is
                 # unknown.
                 del found[keyword]
                 continue
@@ -111,10 +111,10 @@ def _item(atom: Atom, index: int) -> Parts | None:
 
 
 def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
-    """Return True if a value is valid for an atom, or may be.
+    """Return True if a value is, or may be, valid for an atom.
 
-    The atom must not be a reference. Raise ValueError if a keyword is not supported here, except
-    where it is best effort.
+    The atom must not be a reference. Raise ValueError if a keyword is not supported here, unless
+    the keyword is best effort.
     """
     if atom.is_any:
         return True

@@ -27,13 +27,11 @@ _MAX_US = 10**9
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
-"""Microseconds for a range of numbers, by the number of digits of its bound."""
+"""Microseconds for a range of numbers, by the number of digits of the bound."""
 
 
 def costs_of(schema: Any, costs: Costs) -> Counter[str]:
-    """Return the microseconds to compile a schema that `rewrite` returned, by feature of the
-    schema.
-    """
+    """Return the microseconds to compile a schema from `rewrite`, by feature of the schema."""
     found: Counter[str] = Counter()
     references: Counter[str] = Counter()
     waiting = [schema]
@@ -74,7 +72,7 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
 def open_cost(schema: dict[str, Any], costs: Costs) -> float:
     """Return the microseconds for the property names of an object that allows other properties.
 
-    The grammar must exclude the known names from those of the other properties.
+    The grammar must exclude the known names from the names of other properties.
     """
     if schema.get("additionalProperties", False) is False:
         return 0
@@ -88,7 +86,7 @@ def open_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def range_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the bounds of a schema for numbers."""
+    """Return the microseconds for the bounds in a schema for numbers."""
     lower = [schema[name] for name in _LOWER if name in schema]
     upper = [schema[name] for name in _UPPER if name in schema]
     if not lower and not upper:
@@ -99,7 +97,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
         factor = 1.0 if whole else 1.4
     else:
         factor = 3.5
-    # Count a range that includes both signs as two ranges that start at 0.
+    # Count a range with both signs as two ranges that start at 0.
     is_both = (not lower or lower[0] < 0) and (not upper or upper[0] > 0)
     digits = [_digits(bound) for bound in bounds]
     found = sum(map(_digits_cost, digits)) if is_both else _digits_cost(max(digits))
@@ -107,7 +105,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def _digits(bound: float) -> int:
-    """Return how many digits a bound has when it is written without an exponent, at most 400."""
+    """Return the number of digits of a bound if written without an exponent, at most 400."""
     _, digits, exponent = Decimal(repr(bound)).as_tuple()
     assert isinstance(exponent, int)
     return min(max(len(digits), len(digits) + exponent, -exponent), 400)

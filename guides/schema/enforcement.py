@@ -1,5 +1,6 @@
-"""Treatment of keywords that no compiler enforces: they are refused, or left out in best-effort
-schemas.
+"""Handling of keywords that no compiler enforces.
+
+A schema with such a keyword is refused. In best-effort schemas, the keyword is left out.
 
 See decision 020 in docs/decisions.
 """
@@ -12,7 +13,7 @@ from math import inf
 from guides.releases import NEWEST, Costs
 from guides.schema.keywords import refuse, step
 
-# Number of left-out keywords that are named; further keywords are only counted.
+# Number of left-out keywords whose JSON paths are reported. Further keywords are only counted.
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
@@ -21,9 +22,9 @@ _MAX_PATH_CHARS = 160
 class Enforcement:
     """Policy for keywords that cannot be enforced.
 
-    In schemas below the JSON paths `best_effort`, such a keyword is left out and reported. In
-    others, it is refused. Leaving out a keyword must only widen a schema: each value that was valid
-    with the keyword must be valid without it.
+    In schemas below the JSON paths `best_effort`, such a keyword is left out and reported. In other
+    schemas, the keyword is refused. Leaving out a keyword must only widen a schema: each value that
+    was valid with the keyword must be valid without it.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Enforcement:
     ) -> None:
         """Create the policy.
 
-        Bounds of best-effort schemas that cost more than `max_bound_cost` microseconds are left
+        In best-effort schemas, bounds that cost more than `max_bound_cost` microseconds are left
         out.
         """
         self._best_effort = tuple(best_effort)
@@ -40,9 +41,9 @@ class Enforcement:
         self._left_out: dict[str, None] = {}
 
     def leave_out(self, path: str, keyword: str, why: str = "") -> None:
-        """Report that `keyword` of the schema at `path` is left out.
+        """Record that `keyword` of the schema at `path` is left out.
 
-        Raise ValueError if the schema is not best effort; `why` is the message.
+        Raise ValueError, with the message `why`, if the schema is not best effort.
         """
         if not self.is_best_effort(path):
             refuse(path, why or f"{keyword} is not supported")
@@ -59,9 +60,7 @@ class Enforcement:
         )
 
     def is_too_heavy(self, cost: float, path: str) -> bool:
-        """Return True if a bound that costs `cost` microseconds must be left out of the schema at
-        `path`.
-        """
+        """Return True if a bound that costs `cost` microseconds must be left out at `path`."""
         return cost > self._max_bound_cost and self.is_best_effort(path)
 
     @property
@@ -71,7 +70,7 @@ class Enforcement:
 
     @property
     def left_out_more(self) -> int:
-        """Number of keywords left out in addition to `left_out`."""
+        """Number of keywords that were left out in addition to those in `left_out`."""
         return max(0, len(self._left_out) - _MAX_NAMED)
 
 

@@ -1,6 +1,4 @@
-"""Keywords of JSON schema: their allowed values, the types they restrict, and which are not
-supported.
-"""
+"""Keywords of JSON schema: allowed values, the types they restrict, and unsupported keywords."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any, NoReturn
 from guides.kinds import Backend
 
 TYPES = ("object", "array", "string", "number", "boolean", "null")
-"""The types of JSON values. Each value has exactly one of them; integers are numbers."""
+"""The types of JSON values. Each value has exactly one type; an integer is a number."""
 ABOUT: Mapping[str, frozenset[str]] = {
     "object": frozenset(
         {
@@ -27,14 +25,14 @@ ABOUT: Mapping[str, frozenset[str]] = {
         {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
     ),
 }
-"""Keywords that restrict only values of one type, by type."""
+"""Keywords that restrict only the values of one type, by this type."""
 FORMATS = frozenset(
     {
         *("date", "date-time", "duration", "email", "hostname"),
         *("ipv4", "ipv6", "time", "uri", "uuid"),
     }
 )
-"""Formats that both compilers enforce. By the specification, `format` is only an annotation."""
+"""Formats that both compilers enforce. In the specification, `format` is only an annotation."""
 
 _NO_COMPILER = frozenset(
     {
@@ -54,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z_$][\w$-]*", re.ASCII)
 
 
 def step(path: str, *keys: str | int) -> str:
-    """Return the JSON path of the value at `keys` below `path`."""
+    """Return the JSON path of the value that is at `keys` below `path`."""
     for key in keys:
         if isinstance(key, str) and _NAME.fullmatch(key):
             path += f".{key}"
@@ -69,8 +67,9 @@ def refuse(path: str, what: str) -> NoReturn:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield (keys from the schema, subschema) of the direct subschemas. Malformed parts are
-    skipped.
+    """Yield (keys from the schema, subschema) of the direct subschemas.
+
+    Malformed subschemas are skipped.
     """
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if isinstance(value, list) and (keyword in _HOLDERS or keyword == "items"):
@@ -82,13 +81,13 @@ def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
 
 
 def pointer(keys: list[str | int]) -> str:
-    """Return the `$ref` of the value at `keys` below the document's root."""
+    """Return the `$ref` to the value at `keys` below the document's root."""
     parts = [str(key).replace("~", "~0").replace("/", "~1").replace("%", "%25") for key in keys]
     return "/".join(["#", *parts])
 
 
 def inspect(schema: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError for a keyword with an invalid value."""
+    """Raise ValueError if a keyword has an invalid value."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
             found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"
@@ -96,7 +95,7 @@ def inspect(schema: Mapping[str, Any], path: str) -> None:
 
 
 def unsupported(schema: Mapping[str, Any], backend: Backend) -> Iterator[tuple[str, str]]:
-    """Yield (keyword, reason) of the keywords in a schema that `backend` does not enforce."""
+    """Yield (keyword, reason) for each keyword in a schema that `backend` does not enforce."""
     for keyword, value in schema.items():
         if (
             keyword in _NO_COMPILER

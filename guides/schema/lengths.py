@@ -1,11 +1,10 @@
-"""Patterns for strings of limited length that xgrammar compiles faster than minLength and
-maxLength.
+"""Patterns for strings of limited length, as a faster replacement of minLength and maxLength.
 
 For these keywords, xgrammar builds a chain of rules, one for each character, and matches the
-complete vocabulary with each rule. This takes 7 ms for each character with 32,000 tokens. An
-optional group is one rule, however often it is repeated. So a length of up to 100 characters, for
-example, is written as up to four blocks of 20 characters, which are compiled once, followed by up
-to 20 single characters.
+complete vocabulary with each rule. This takes 7 ms per character with 32,000 tokens. An optional
+group is a single rule, even if it is repeated. A length of up to 100 characters, for example, is
+therefore written as up to four blocks of 20 characters, which are compiled once, followed by up to
+20 single characters.
 """
 
 from __future__ import annotations
@@ -15,34 +14,35 @@ from math import isqrt
 from typing import Any, Literal, NamedTuple
 
 Form = Literal["keywords", "blocks", "class"]
-"""Form in which the length of a string is sent to the engine: as minLength and maxLength, as a
-pattern of blocks, or as a pattern that repeats a character class.
+"""Form in which the gateway sends the maximum length of a string to the engine.
+
+The forms are minLength and maxLength, a pattern of blocks, and a pattern that repeats a character
+class.
 """
 
 _CHARACTER = '[^"\\\\\\x00-\\x1f]'
 """Pattern of a character of a JSON string that needs no escape.
 
-Escapes are not allowed in these patterns, as in xgrammar's strings of limited length, because each
-letter of an escape would count.
+Escapes are not allowed in these patterns, as in xgrammar's strings of limited length: each letter
+of an escape would count.
 """
 _RUN = 4
-# Limits of the blocks, because a decoding step takes longer with more blocks, and with shorter
-# blocks, which more tokens cross.
+# Limits of the blocks. A decoding step takes longer with more blocks, and with shorter blocks,
+# because more tokens cross their boundaries.
 _MIN_BLOCK_CHARS, _MAX_BLOCK_CHARS = 8, 32
 _MAX_BLOCKS = 16
 _LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_900, 4_800
-"""Microseconds for each character that is required, required before optional characters, in a
-block, or after the blocks.
+"""Microseconds per character, by its position.
+
+The positions are: required, required before optional characters, in a block, and after the blocks.
 """
-# Number of repetitions of a class up to which xgrammar writes the class out.
+# Number of repetitions up to which xgrammar writes a repeated class out.
 _MAX_UNROLLED = 128
 _CLASS_US, _LONG_CLASS_US = 1_900, 0.3
 
 
 class _Split(NamedTuple):
-    """Split of a length: `blocks` blocks of `size` characters each, and `rest` characters after
-    them.
-    """
+    """Split of a length: `blocks` blocks of `size` characters, and `rest` characters after them."""
 
     size: int
     blocks: int
@@ -53,19 +53,19 @@ class _Split(NamedTuple):
         return _BLOCK_US * (self.size if self.blocks else 0) + _REST_US * self.rest
 
 
-# Largest length in cost estimates; longer lengths count as this one. It is far above the accepted
-# lengths. Without it, a Python integer could be too large for a float.
+# Largest length in cost estimates, far above the accepted lengths. Longer lengths are estimated as
+# this length, because a Python integer could be too large for a float.
 _MAX_WEIGHED = 10**6
 
 
 @lru_cache(maxsize=1_024)
 def _split(characters: int) -> _Split:
-    """Return the cheapest split of up to `characters` characters."""
+    """Return the cheapest split for up to `characters` characters."""
     found = [_Split(0, 0, characters)]
     smallest = max(_MIN_BLOCK_CHARS, isqrt(2 * characters))
     for size in range(min(smallest, _MAX_BLOCK_CHARS - 3), _MAX_BLOCK_CHARS + 1):
-        # Leave at least size - 1 characters after the blocks: they make up the lengths between two
-        # multiples of `size`.
+        # Leave at least size - 1 characters after the blocks, for the lengths between two multiples
+        # of `size`.
         blocks = max(0, (characters - size + 1) // size)
         if blocks <= _MAX_BLOCKS:
             found.append(_Split(size, blocks, characters - blocks * size))
@@ -95,7 +95,7 @@ def length_pattern(least: int, most: int, form: Form) -> str:
 
 
 def _up_to(most: int) -> str:
-    """Return a pattern for up to `most` characters that can match each text in one way only."""
+    """Return a pattern for up to `most` characters. It can match each text in one way only."""
     runs, last = divmod(most, _RUN)
     if runs and last < _RUN:
         runs, last = runs - 1, last + _RUN
@@ -111,8 +111,9 @@ def _optional(alternatives: list[str]) -> str:
 
 
 def write_lengths(schema: Any, form: Form) -> Any:
-    """Return a schema from `rewrite` with maxLength and minLength replaced by a pattern, where
-    maxLength is given.
+    """Return a schema from `rewrite` in which a pattern replaces maxLength and minLength.
+
+    Schemas without maxLength are not changed.
     """
     if form == "keywords" or not isinstance(schema, dict):
         return schema

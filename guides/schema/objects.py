@@ -9,12 +9,12 @@ from guides.schema.atom import NOTHING, Atom, forbids
 from guides.schema.enforcement import Enforcement
 from guides.schema.reading import Reader
 
-# Limit of the names with dependentRequired: each such name doubles the number of alternatives.
+# Limit of the number of names with dependentRequired: each name doubles the alternatives.
 _MAX_NEEDS = 4
 
 
 def with_names(atom: Atom, reader: Reader) -> Atom:
-    """Return the object's atom with propertyNames replaced by other keywords."""
+    """Return an object's atom in which other keywords replace propertyNames."""
     for part in atom.names:
         allowed = reader.followed((part,))
         bare = [
@@ -51,10 +51,10 @@ def with_names(atom: Atom, reader: Reader) -> Atom:
 
 
 def variants(atom: Atom, enforcement: Enforcement) -> Iterator[Atom]:
-    """Yield alternatives of the object's atom without dependentRequired.
+    """Yield alternatives of an object's atom, without dependentRequired.
 
-    For each property that requires others, one alternative forbids the property, and one requires
-    it and the others.
+    If a property requires other properties, one alternative forbids this property. Another
+    alternative requires this property and the other properties.
     """
     needs = dict(atom.needs)
     properties, required = dict(atom.properties), dict.fromkeys(atom.required)

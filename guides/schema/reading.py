@@ -1,4 +1,4 @@
-"""Reader that converts a schema to a list of alternatives (`Atom`), each of one type."""
+"""Reader that converts a schema to a list of alternatives (`Atom`), each for one type."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from guides.schema.common import fits, in_common
 from guides.schema.enforcement import STRICT, Enforcement
 from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step, unsupported
 
-# Limit of steps, because combining schemas multiplies their alternatives, and those of oneOf are
+# Limit of steps. Combining schemas multiplies their alternatives, and the alternatives of oneOf are
 # compared in pairs.
 _MAX_STEPS = 50_000
 MAX_DEPTH = 100
 _MAX_DEPTH_APART = 4
-# Keywords that may allow properties or items in the value that the surrounding schema describes.
+# Keywords that may allow properties or items of the value that the schema describes.
 _NAMING = frozenset(
     {
         *("$ref", "$dynamicRef", "$recursiveRef", "if", "dependentSchemas", "contains"),
@@ -30,9 +30,7 @@ _NAMING = frozenset(
 
 
 class Reader:
-    """Reader of the schemas of one document. `backend` determines which keywords cannot be
-    enforced.
-    """
+    """Reader of the schemas in one document. `backend` determines the unsupported keywords."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class Reader:
     ) -> None:
         """Create the reader.
 
-        `why_not` returns the reason why the compiler refuses a regular expression, None if it
+        `why_not` returns the reason why the compiler refuses a regular expression, or None if it
         compiles.
         """
         self.backend = backend
@@ -55,21 +53,23 @@ class Reader:
         self._depth = 0
 
     def alternatives(self, parts: Parts) -> list[Atom]:
-        """Return alternatives that together allow the values valid for all parts. The list is empty
-        if there are none.
+        """Return alternatives for the values that are valid for all parts.
+
+        The list is empty if there are no such values.
         """
         found = self._all([self._read(part, ()) for part in parts], ())
         return [atom for atom in found if not atom.is_idle] or found
 
     def followed(self, parts: Parts) -> list[Atom]:
-        """Return the alternatives of the parts, with references replaced by the alternatives of
-        their targets.
+        """Return the alternatives of the parts, without references.
+
+        References are replaced by their targets' atoms.
         """
         found = list(self._followed(self.alternatives(parts), ()))
         return [atom for atom in found if not atom.is_idle] or found
 
     def target(self, ref: str, path: str) -> Part:
-        """Return the schema that `ref` refers to. Raise ValueError if it does not exist."""
+        """Return the schema that `ref` refers to. Raise ValueError if there is no such schema."""
         found, place = self._document, "$"
         for escaped in unquote(ref).split("/")[1:]:
             key = escaped.replace("~1", "/").replace("~0", "~")
@@ -86,8 +86,8 @@ class Reader:
     def expression(self, text: str, path: str, keyword: str) -> str | None:
         """Return a regular expression in the form that `backend` compiles.
 
-        Raise ValueError if it cannot be compiled. If the schema at `path` is best effort, return
-        None instead.
+        Raise ValueError if the expression cannot be compiled. If the schema at `path` is best
+        effort, return None instead.
         """
         try:
             found = to_xgrammar(text) if self.backend == "xgrammar" else text
@@ -106,8 +106,9 @@ class Reader:
             refuse(path, "the schema is too large, with its alternatives written out")
 
     def _read(self, part: Part, within: tuple[str, ...]) -> list[Atom]:
-        """Return the alternatives of a schema. `within` has the references that were followed to
-        reach it.
+        """Return the alternatives of a schema.
+
+        `within` has the references that were followed on the way to this schema.
         """
         schema, path = part
         self.spend(path)
@@ -140,7 +141,7 @@ class Reader:
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if schema.get(keyword) is False:
                     self.enforcement.leave_out(path, keyword)
-            # Allow other properties: a keyword that was left out may name them.
+            # Allow other properties, because a keyword that was left out may allow them.
             found = [_opened(atom) for atom in self._followed(found, within)]
         elif ends:
             found = [
@@ -208,14 +209,14 @@ class Reader:
     def _one_of(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> list[Atom]:
         """Return the alternatives of oneOf, read as anyOf.
 
-        This is correct only if no value is valid for two branches. Otherwise, oneOf is refused or,
-        in best-effort schemas, reported.
+        This is correct only if no value is valid for two branches. Otherwise oneOf is refused. In
+        best-effort schemas, it is reported instead.
         """
         branches = [self._read(each, within) for each in listed(schema, "oneOf", path)]
         idle = [self._idle(each, within) for each in branches]
         if any(idle):
             # Remove types that two branches do not restrict: values of such a type are valid for
-            # both branches.
+            # both branches, and therefore invalid for oneOf.
             twice = {each for one, other in combinations(idle, 2) for each in one & other}
             branches = [
                 [a for a in self._followed(each, within) if a.type not in twice]
@@ -229,11 +230,11 @@ class Reader:
         for (i, one), (k, other) in combinations(enumerate(branches), 2):
             if not self._are_apart(one, other, within, 0):
                 why = f"oneOf: a value may be valid for both [{i}] and [{k}]; write anyOf"
-                # If the schema is best effort, oneOf is read as anyOf.
+                # Read oneOf as anyOf if the schema is best effort; otherwise this call raises.
                 self.enforcement.leave_out(path, "oneOf", why)
                 break
-        # Restore the count: the comparison reads the schemas of properties, whose keywords do not
-        # name properties of this object.
+        # Restore the count. The comparison also reads the schemas of properties, whose keywords do
+        # not name properties of this object.
         self._naming_left_out = before
         return [atom for each in branches for atom in each]
 
@@ -241,8 +242,9 @@ class Reader:
         return {atom.type for atom in self._followed(atoms, within) if atom.is_idle}
 
     def _tagged(self, atom: Atom, tag: str, within: tuple[str, ...]) -> Atom:
-        """Return an atom of a oneOf branch that requires the discriminator property `tag`, if its
-        objects have it.
+        """Return an atom of a oneOf branch that requires the discriminator property `tag`.
+
+        If the branch's objects do not have the property, return the atom unchanged.
         """
         there = list(self._followed([atom], within))
         if all(each.type != "object" or tag in each.properties for each in there) and any(
@@ -271,7 +273,7 @@ class Reader:
         if one.values is not None:
             try:
                 return not any(fits(value, other, STRICT) for value in one.values)
-            except ValueError:  # not certain: a keyword needs more than a comparison
+            except ValueError:  # not certain: the values of a keyword cannot be compared
                 return False
         if one.type != other.type:
             return {one.type, other.type} != {"integer", "number"}
@@ -300,11 +302,11 @@ def _opened(atom: Atom) -> Atom:
 
 
 def _own(schema: dict[str, Any], path: str) -> list[Atom]:
-    """Return one atom for each type, with the keywords that restrict that type.
+    """Return one atom for each type, with the keywords that restrict the type.
 
-    If the schema has no `type`, the types that no keyword restricts become idle atoms. These are
-    left out in the end, unless another schema restricts them. xgrammar also reads a schema that has
-    only `properties` as an object.
+    If the schema has no `type`, the types that no keyword restricts become idle atoms. Idle atoms
+    are left out in the end, unless another schema restricts their type. xgrammar also treats a
+    schema with only `properties` as an object.
     """
     types = schema.get("type")
     if types is None:

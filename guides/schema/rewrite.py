@@ -24,19 +24,19 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def rewrite(document: Any, backend: Backend, ref: str = "#") -> Schema:
-    """Return the schema at `ref` in `document`, rewritten so that `backend` enforces all keywords.
+    """Return the schema at `ref` in `document`, in a form in which `backend` enforces all keywords.
 
     Each value that is valid for the result is valid for the schema. The reverse holds with two
-    exceptions. Objects that have `properties` without additionalProperties are closed, because a
-    model that may invent properties may do so without end. A schema without a type allows only the
-    types that its keywords restrict. Raise ValueError with keyword and JSON path if a keyword
+    exceptions. First, an object that has `properties` without additionalProperties is closed: a
+    model that may invent properties may never stop. Second, a schema without a type allows only the
+    types that its keywords restrict. Raise ValueError, with keyword and JSON path, if a keyword
     cannot be enforced.
     """
     return write(Reader(document, backend), ref)
 
 
 def write(reader: Reader, ref: str = "#") -> Schema:
-    """Return the schema at `ref` in the reader's document, rewritten as by `rewrite`.
+    """Return the schema at `ref` in the reader's document, rewritten as `rewrite` does.
 
     Keywords that the reader leaves out as best effort are not enforced, so the result may allow
     more values.
@@ -76,7 +76,7 @@ class _Writer:
     def _check_references(self, written: Schema, defs: dict[str, Schema]) -> None:
         """Raise ValueError for a schema that refers to itself as an alternative.
 
-        Releases of xgrammar up to 0.1.18 overflow the stack on such a schema, as on a
+        Releases of xgrammar up to 0.1.18 overflow the stack on such a schema, as they do on a
         left-recursive rule (`guides.ebnf_xgrammar`).
         """
         refs = {f"#/$defs/{name}": ref for (ref, _), name in self._names.items()}
@@ -93,8 +93,9 @@ class _Writer:
             refuse(self._reader.target(ref, "$").path, f"$ref: {ref} leads back to itself")
 
     def _schema(self, parts: Parts) -> Schema | None:
-        """Return the rewritten schema of the values that are valid for all parts. Return None if
-        there are none.
+        """Return the rewritten schema of the values that are valid for all parts.
+
+        Return None if there are no such values.
         """
         if not parts:
             return {}
@@ -176,7 +177,7 @@ class _Writer:
         items = atom.items
         for parts in atom.prefix:
             found = self._schema(parts) if len(prefix) < high else None
-            if found is None:  # no item is possible here, so the array ends before it
+            if found is None:  # end the array here: no item is possible at this index
                 items = NOTHING
                 break
             prefix.append(found)
@@ -185,7 +186,7 @@ class _Writer:
         if low > high:
             return
         if items is None and (not prefix or low > len(prefix)):
-            items = ()  # write `items`: releases of xgrammar throw if the array has none of the two
+            items = ()  # write `items`: releases of xgrammar throw if the array has neither keyword
         written: Schema = {"type": "array", **simple}
         if prefix:
             written["prefixItems"] = prefix
@@ -219,7 +220,7 @@ class _Writer:
         cost = open_cost(written, self._enforcement.costs)
         has_enough = atom.simple.get("minProperties", 0) <= len(properties)
         if has_enough and self._enforcement.is_too_heavy(cost, atom.path):
-            # Close the object: its values remain valid for the schema.
+            # Close the object, which only excludes values that the schema allows.
             self._enforcement.leave_out(atom.path, "additionalProperties")
             written["additionalProperties"] = False
         written |= atom.simple

@@ -1,4 +1,4 @@
-"""Rewriting of the schemas of strings and numbers, so that compilers enforce all their keywords."""
+"""Rewriting of the schemas of strings and numbers to a form in which all keywords are enforced."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from guides.schema.reading import Reader
 Schema = dict[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
-# Largest integer that JSON readers with only doubles, such as JavaScript's, read exactly.
+# Largest integer that JSON readers with double precision, such as JavaScript's, read exactly.
 _MAX_SAFE_INTEGER = 2**53 - 1
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 0, "exclusiveMaximum": 0}.keys()
-# Pattern that repeats a single character or one character class.
+# Pattern that repeats a single character or character class.
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[dws]|[A-Za-z0-9])([*+])\$", re.DOTALL)
 
 
@@ -61,8 +61,9 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
 
 
 def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -> dict[str, Any]:
-    """Return the keywords of a string without the best-effort bounds and patterns that cost too
-    much.
+    """Return the keywords of a string.
+
+    Best-effort bounds and patterns that cost too much are left out.
     """
     found = dict(said)
     lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in found]
@@ -83,7 +84,7 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
         said = _whole(said, atom.path, enforcement)
     low, high = said.get("minimum", -math.inf), said.get("maximum", math.inf)
     above, below = said.get("exclusiveMinimum"), said.get("exclusiveMaximum")
-    # If both an inclusive and an exclusive bound are given on one side, drop the weaker one.
+    # Drop the weaker bound if a side has both an inclusive and an exclusive bound.
     if above is not None:
         said.pop("minimum" if above >= low else "exclusiveMinimum", None)
         low = max(low, above)
@@ -100,9 +101,7 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
 
 
 def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
-    """Return the bounds of integers as `minimum` and `maximum`, which are the nearest allowed
-    integers.
-    """
+    """Return the bounds of an integer as `minimum` and `maximum`, the nearest allowed integers."""
     found = {key: value for key, value in said.items() if key == "multipleOf"}
     lows, highs = [], []
     if "minimum" in said:

@@ -1,1 +1,1 @@
-"""`gateway client`: one request straight to Triton, with the output of Triton's example clients."""
+"""Implementation of `gateway client`: sends a request straight to Triton, and prints the answer."""

@@ -1,4 +1,4 @@
-"""Output of `gateway client`: the answer, in the same lines as upstream's reference clients."""
+"""Output of `gateway client`: the answer, in the format of upstream's reference clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PrintLine = Callable[[str], None]
 
 
 class AnswerPrinter:
-    """Collector and printer of one answer; `failed` is True after a server error."""
+    """Collector and printer of one answer. `failed` is True after a server error."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class AnswerPrinter:
             self._say(f"Output sequence: {ids}")
 
     def _is_requested(self, name: str) -> bool:
-        """Return True if the output was requested: models in Python also send other outputs."""
+        """Return True if the client requested the output: Python models also send other outputs."""
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
             return False
         return name in (*LOG_PROBS, *STATISTICS, *REASONS) or name.endswith("_logits")
 
     def _generated_ids(self, index: int) -> list[int]:
-        """Return the generated ids of a sequence. Removes the prompt that may precede them."""
+        """Return the generated ids of a sequence, without the prompt if the response repeats it."""
         ids = self._ids[index]
         restated = not (self._question.streaming or self._question.exclude_input)
         if restated and ids[: len(self._prompt_ids)] == self._prompt_ids:

@@ -1,4 +1,4 @@
-"""Exchange with Triton: send a question, stop it when requested and print the answer."""
+"""Exchange with Triton: send a question, stop it if requested, and print the answer."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def _converse(
     message = compose(model, question, prompts, ids, request_id)
     core = model
     if question.stop_after_ms and model.is_ensemble:
-        # Stop at the core model: an ensemble has no `stop` input, but the core model's request has
-        # the same id.
+        # Send the stop request to the core model, because an ensemble has no `stop` input. The core
+        # model's request has the same id as the ensemble's.
         core = await DirectModel.find(client, "tensorrt_llm")
     answer = AnswerPrinter(question, prompts, ids, say, accumulates=model.llmapi)
     stream = await model.send(message)
@@ -60,8 +60,8 @@ async def _converse(
     async def stop() -> None:
         nonlocal cancelled
         await asyncio.sleep(question.stop_after_ms / 1000)
-        # The llmapi repository's model ends a stopped request as cancelled; TensorRT-LLM 1.2's
-        # version of that model never ends the request.
+        # Cancel the RPC for the llmapi repository's model. It ends a stopped request as cancelled;
+        # in TensorRT-LLM 1.2 it never ends the request.
         cancelled = question.by_cancel or model.llmapi
         if not question.by_cancel:
             await _request_stop(core, request_id, answer, say)

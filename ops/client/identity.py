@@ -1,8 +1,8 @@
 """Latency of batches of random token ids, with a check that each answer starts with its prompt.
 
-Measures like identity_test.py of tensorrtllm_backend. A run is a number of equal requests, one
-after another (sync) or all at once (async). Its latency is its duration divided by the number of
-requests.
+The measurement is the same as in identity_test.py of tensorrtllm_backend. A run is a number of
+equal requests, one after another (sync) or all at once (async). The latency of a run is its
+duration divided by the number of requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Inputs = Mapping[str, Sequence[Sequence[float]]]
 
 
 class NotIdentical(Exception):
-    """The server's answer is an error or lacks a prompt; the message quotes the answer."""
+    """The answer is an error, or does not start with its prompt. The message quotes the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
     scalars = {
         "input_lengths": batches.start_len,
         "request_output_len": batches.output_len,
-        # No end id: every answer has the full length, so that each run does the same work.
+        # Set no end id: every answer then has the full length, and each run does the same work.
         "end_id": -1,
         "pad_id": 0,
         "beam_width": batches.beam_width,
@@ -103,7 +103,7 @@ def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
 async def _run(
     model: DirectModel, inputs: Inputs, requests: int, *, at_once: bool
 ) -> list[list[list[int]]]:
-    """Send equal requests. Return the token ids of each request's rows, best beam only."""
+    """Send equal requests. Return the token ids of each row of each request, best beam only."""
     if at_once:
         return await asyncio.gather(*(_ask(model, inputs) for _ in range(requests)))
     return [await _ask(model, inputs) for _ in range(requests)]
@@ -118,7 +118,8 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
                 raise NotIdentical(reply.error)
             ids, index = reply.array("output_ids"), reply.array("batch_index")
             if ids is not None:
-                # In-flight batching sends a row once that row is complete, with its index.
+                # Store rows by their index: with in-flight batching, Triton sends a row when it is
+                # complete.
                 first = 0 if index is None else int(index.reshape(-1)[0])
                 rows |= {first + at: beams[0].tolist() for at, beams in enumerate(ids)}
     finally:

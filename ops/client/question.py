@@ -1,4 +1,4 @@
-"""The question of `gateway client`: the request that its command line describes."""
+"""Parsed command line of `gateway client`: the request to send."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ class Question:
     """A request to a model, as the options of `gateway client` describe it.
 
     Attributes:
-        text: the prompt, for text models; for the core model if `prompt_ids` is None.
+        text: the prompt. The core model gets it only if `prompt_ids` is None.
         prompt_ids: the prompt's token ids, for the core model.
         tokenizer_dir: Hugging Face folder; required to send text to the core model.
-        max_tokens: None is the reference client's default: 16 for the core model, else 100.
+        max_tokens: length of the answer. None is the reference client's default: 16 for the core
+            model, 100 for text models.
         scalars: numbers and booleans by logical input: (option that set the value, value).
         words: stop, bad and bias words, guide and guide type by logical input: (option, texts).
         sequences: number of answers; with beam search at most `beam_width`.
-        stop_after_ms: milliseconds after which to stop the request; 0 for never.
+        stop_after_ms: milliseconds after which the request is stopped; 0 for never.
         by_cancel: True to stop by cancelling the RPC instead of sending a stop request.
         expected_ids: token ids to compare the answer with; None compares nothing.
         threshold: fraction of `expected_ids` that must be equal, 0 to 1.

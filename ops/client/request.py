@@ -1,4 +1,4 @@
-"""Translation of a question to a request. Errors name the option that the model cannot serve."""
+"""Translation of a question to a request to Triton. Errors name the option that does not fit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ STATISTICS = (
     "kv_cache_hit_rate",
 )
 REASONS: tuple[LogicalInput, ...] = ("finish_reason", "stop_reason")
-"""Outputs of the llmapi repository. Each is requested by the logical input of the same name."""
-# By logical input: the outputs that the input requests.
+"""Outputs of the llmapi repository. Each has an input of the same name that requests it."""
+# The outputs that each logical input requests.
 _ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
     "context_logits": ("context_logits",),
@@ -49,7 +49,7 @@ _CORE_TOKENS, _TEXT_TOKENS = 16, 100
 
 
 def check(model: DirectModel, question: Question) -> None:
-    """Raise OptionError for options that contradict each other or that the model cannot serve."""
+    """Raise OptionError if options contradict each other or the model does not support one."""
     if question.streaming and not model.decoupled:
         raise OptionError(f"--streaming: {model.name} is not decoupled.")
     if question.beam_width > 1 and question.sequences > question.beam_width:
@@ -91,7 +91,7 @@ def compose(
     ids: list[int],
     request_id: str,
 ) -> InferRequest | Message:
-    """Build the request. Raises OptionError for an option that the model has no input for."""
+    """Build the request. Raises OptionError if the model has no input for an option."""
     composer = _Composer(model, question, prompts, request_id)
     composer.add_prompt(ids)
     composer.add_scalars()
@@ -167,7 +167,7 @@ class _Composer:
             self.build.numbers("bias_weights", weights, len(weights))
 
     def build_with_lora(self) -> InferRequest | Message:
-        """Return the request, with the adapter of --lora-path if given."""
+        """Return the request, with the adapter of --lora-path if the option is given."""
         question = self._question
         if question.lora_name:
             self._require_input("lora_name", "--lora-name")
@@ -186,7 +186,8 @@ class _Composer:
     def _add_lora_folder(self, path: Path) -> None:
         """Set the llmapi repository's three adapter inputs: lora_id, lora_name and lora_path.
 
-        The id is --lora-task-id, or a hash of the adapter's files if they are readable here.
+        The id is --lora-task-id or, if the adapter's files are readable on this machine, a hash of
+        them.
         """
         self._require_input("lora_path", "--lora-path")
         key = self._question.lora_task_id
@@ -220,7 +221,8 @@ def _list_outputs(model: DirectModel, question: Question) -> list[str]:
 def _hash_adapter_files(folder: Path) -> str:
     """Return the SHA-256 of an adapter's files, in hexadecimal.
 
-    The adapter's id is derived from this hash, because an engine never rereads the files of an id.
+    The adapter's id is derived from this hash: an engine reads the files of an id only once, so
+    changed files need a new id.
     """
     found = hashlib.sha256()
     for file in sorted(folder.glob("adapter_*")):
@@ -238,7 +240,8 @@ def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Co
         if (path / npy_files.WEIGHTS).exists():
             return npy.read(path, read_base_model(folder, (), dtype=dtype))
         adapter = peft.read(path)
-        # The operator chose both folders: accept the adapter's base model name unchecked.
+        # Accept any base model name in the adapter: the operator chose the adapter's folder and the
+        # model's folder.
         names = (adapter.settings.base_model_name_or_path or "",)
         return convert.convert(adapter, read_base_model(folder, names, dtype=dtype))
     except AdapterError as error:

@@ -1,1 +1,1 @@
-"""The subcommands of `gateway`: one module each, with `add_arguments(parser)` and `run(parsed)`."""
+"""The subcommands of `gateway`. Each module has `add_arguments(parser)` and `run(parsed)`."""

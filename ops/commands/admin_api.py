@@ -12,7 +12,7 @@ _TIMEOUT_S = 600.0
 
 
 def options() -> argparse.ArgumentParser:
-    """Return a parent parser with the gateway's address and state folder."""
+    """Return a parent parser with the options for the gateway's URL and the state folder."""
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("--url", default=os.environ.get("GATEWAY_URL"), help="the gateway's URL")
     where.add_argument("--state-dir", type=Path, default=Path(".state"), metavar="DIR")
@@ -20,11 +20,11 @@ def options() -> argparse.ArgumentParser:
 
 
 class AdminApi:
-    """Client of the endpoints below `root`. Call the object with an HTTP method and a path.
+    """Client of the admin endpoints below `root`. Call it with an HTTP method and a path.
 
-    Failures raise SystemExit with the problem. The admin key comes from GATEWAY_ADMIN_KEY or from
-    the state folder of `gateway up`. No option takes the key, because a command's arguments are
-    visible to everybody on the machine.
+    Failures raise SystemExit with an error message. The admin key comes from GATEWAY_ADMIN_KEY or
+    from the state folder of `gateway up`. There is no option for the key, because all users of the
+    machine can see the arguments of a command.
     """
 
     def __init__(self, command: str, root: str, parsed: argparse.Namespace) -> None:

@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(workload: argparse.ArgumentParser) -> None:
-    """Add the options that may come before or, as in upstream's script, after the workload."""
+    """Add the options that are allowed before and, as in upstream's script, after the workload."""
     unset = argparse.SUPPRESS
     workload.add_argument("--num-requests", type=_count, default=unset, metavar="N", help=unset)
     workload.add_argument("--tokenizer-dir", type=Path, default=unset, metavar="DIR", help=unset)
@@ -148,7 +148,8 @@ def _add_common(workload: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Run the load test and return the exit code.
 
-    1 means that a request failed, 2 that nothing could be measured, 130 that Ctrl-C ended the test.
+    The code is 1 if a request failed, 2 if nothing could be measured, and 130 if Ctrl-C ended the
+    test.
     """
     import asyncio
 
@@ -182,7 +183,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> BenchPlan:
-    """Return the plan that the options describe.
+    """Return the plan for the given options.
 
     Raises ValueError or OSError if the workload or the local stack's state cannot be used.
     """

@@ -1,4 +1,4 @@
-"""`gateway client`: one request straight to Triton, with the reference clients' options."""
+"""`gateway client`: sends a request straight to Triton, with the reference clients' options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ops.client.question import Question
 
 TOKENIZER_TYPES = ("auto", "t5", "llama", "sp")
-"""Values of upstream's option. Since v0.9 upstream's models detect the tokenizer's type."""
+"""Values of upstream's option, which has no effect: the models detect the type since v0.9."""
 TOKENIZER_TYPE_HELP = "no effect: the tokenizer's folder says what it is"
 _TEXT = "Born in north-east France, Soyer trained as a"
 
@@ -124,7 +124,8 @@ def grpc_alone(protocol: str) -> str:
 def run(parsed: argparse.Namespace) -> int:
     """Send the request and return the exit code.
 
-    1 means that the answer was not as expected or came too late, 2 that no request could be sent.
+    The code is 1 if the answer is not the expected one or is too late, and 2 if no request could be
+    sent.
     """
     import asyncio
 
@@ -226,7 +227,7 @@ def _question(parsed: argparse.Namespace) -> Question:
 def _text(parsed: argparse.Namespace) -> str:
     r"""Return the prompt. Unless --verbatim is given, replace each `\n` in it by a newline.
 
-    Bash passes a `\n` within quotes as a backslash and an n.
+    In quotes, Bash passes `\n` as a backslash and an n.
     """
     text: str = parsed.text
     if parsed.verbatim or "\\n" not in text:

@@ -1,4 +1,4 @@
-"""`gateway engine plan`: plan, and optionally build, the engine of a Hugging Face model."""
+"""`gateway engine plan`: plans the engine of a Hugging Face model, and builds it if requested."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the engine and how it is built."""
+    """Add the options that describe the engine and its build."""
     parser.add_argument("model", type=Path, metavar="HF_DIR", help="needs its config.json only")
     parser.add_argument(
         "--dtype",
@@ -162,7 +162,7 @@ def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) 
 
 
 def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
-    """Return the wanted engine properties, with the model's defaults for options that are not set.
+    """Return the requirements for the engine. Options that are not set get the model's defaults.
 
     Raises ValueError for unknown LoRA modules.
     """

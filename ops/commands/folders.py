@@ -1,4 +1,4 @@
-"""Folders that an operator names on a command line."""
+"""Checks of folders that an operator names on a command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def adapter_folder_problem(folder: Path) -> str | None:
-    """Return the error message for an adapter's folder, or None if the folder exists."""
+    """Return an error message if an adapter's folder does not exist, else None."""
     if folder.is_dir():
         return None
     found = "is a file" if folder.exists() else "does not exist"

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Measure the latency and return the exit code.
 
-    1 means that a row did not come back as expected, 2 that the requests could not be sent.
+    The code is 1 if an answer is wrong, and 2 if the requests could not be sent.
     """
     import asyncio
 

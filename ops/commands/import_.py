@@ -1,4 +1,4 @@
-"""`gateway import`: prepare a Hugging Face model: engine plan, model repository and settings."""
+"""`gateway import`: prepares a Hugging Face model: engine plan, model repository and settings."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
-    # The text of an OSError includes the path.
+    # Print the error as it is: the text of an OSError includes the path.
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
@@ -92,10 +92,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
-    """Raise ValueError for options that --llmapi excludes.
+    """Raise ValueError for options that are not allowed with --llmapi.
 
-    These are the options of an engine build, and options for which the llmapi repository's model
-    has no input.
+    These are the options of an engine build, and options that the llmapi repository's model has no
+    input for.
     """
     problems = {
         "--trtllm-version, --trtllm-examples: not with --llmapi, which builds no engine": (
@@ -119,7 +119,7 @@ def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
     """Raise ValueError for options of TensorRT-LLM's build, which --cpu does not use.
 
-    Also sets `trtllm_version`: the repository is rendered for the newest release.
+    The function also sets `trtllm_version` to the newest release, for the repository's templates.
     """
     from ops.deployment.release import NEWEST
 
@@ -168,7 +168,7 @@ def _for_launch(triton_name: str | None) -> str:
 
 
 def _show_names(release: str) -> None:
-    """Print a note if the release's tag and container read different input names."""
+    """Print a note if the release's tag and its container read different input names."""
     from ops.deployment.release import read_sets
 
     if len(read_sets(release)) > 1:

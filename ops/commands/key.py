@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which is valid at once, and the second line is its id; the admin key is read from "
         "GATEWAY_ADMIN_KEY, or from the state folder of `gateway up`.",
     )
-    # Ignore GATEWAY_URL: only an explicit --url makes the key at a gateway, not for the file.
+    # Ignore GATEWAY_URL here. Only an explicit --url creates the key at a running gateway; without
+    # it, the key is for the configuration file.
     new.set_defaults(url=None)
     whose = new.add_mutually_exclusive_group(required=True)
     whose.add_argument("--tenant", metavar="NAME", help="whose key it is")
@@ -68,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run a command and return the exit code: 1 for an unknown key, else 0.
+    """Run a command. Return the exit code: 1 for an unknown key, else 0.
 
-    Raises SystemExit with the problem.
+    Raises SystemExit with an error message.
     """
     if parsed.key_command == "new":
         return _new(parsed) if parsed.url is None else _new_at_gateway(parsed)

@@ -1,4 +1,4 @@
-"""`gateway lora`: adapters from the command line, over the HTTP endpoints of a running gateway."""
+"""`gateway lora`: manages the adapters of a running gateway over its HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run one command and return the exit code. Raises SystemExit with the problem."""
+    """Run one command and return the exit code. Raises SystemExit with an error message."""
     if parsed.lora_command == "size":
         return _size(parsed)
     if parsed.lora_command == "agent":
@@ -127,13 +127,13 @@ def _size(parsed: argparse.Namespace) -> int:
 
     try:
         read = [_read_adapter(folder) for folder in parsed.adapters]
-        # Accept every base model name that the adapters have: names do not affect sizes.
+        # Accept all base model names in the adapters: names do not affect sizes.
         named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
         base = read_base_model(parsed.engine, tuple(named))
         each = [convert(adapter, base).modules for adapter in read]
         if base.lora_target_modules == tuple(MODULE_IDS):
-            # A Hugging Face folder does not state the engine's LoRA modules: assume the modules
-            # that the adapters change.
+            # Use the modules that the adapters change: a Hugging Face folder does not state the
+            # engine's LoRA modules.
             used = tuple(dict.fromkeys(row.module for rows in each for row in rows))
             base = replace(base, lora_target_modules=used)
         adapters = each * parsed.count
@@ -154,7 +154,7 @@ def _size(parsed: argparse.Namespace) -> int:
 
 
 def _read_adapter(folder: Path) -> Adapter:
-    """Read an adapter. Raises SystemExit with the folder's path and the problem."""
+    """Read an adapter. Raises SystemExit with the folder's path and an error message."""
     from adapters import peft
     from adapters.errors import AdapterError
 

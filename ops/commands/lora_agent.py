@@ -1,4 +1,4 @@
-"""`gateway lora agent`: stores adapters on the disk of a Triton that reads them from there."""
+"""`gateway lora agent`: stores adapters on the disk that a Triton reads them from."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run the agent until SIGINT or SIGTERM. Raises SystemExit with the problem."""
+    """Run the agent until SIGINT or SIGTERM. Raises SystemExit with an error message."""
     import logging
     import signal
     import threading
@@ -112,7 +112,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _limits(path: Path) -> EngineLimits:
     """Return the engine's LoRA limits, from `lora_config` in a model.yaml.
 
-    Raises SystemExit with the problem.
+    Raises SystemExit with an error message.
     """
     import yaml
 
@@ -140,7 +140,7 @@ def _limits(path: Path) -> EngineLimits:
 
 
 def _replica(text: str) -> str:
-    """Return HOST:PORT without a URL scheme. Raises ArgumentTypeError for any other format."""
+    """Return HOST:PORT, without a URL scheme. Raises ArgumentTypeError for any other format."""
     address = text.rpartition("://")[2]
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

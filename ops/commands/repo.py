@@ -1,4 +1,4 @@
-"""`gateway repo`: make, fill and check the model repository that Triton serves."""
+"""`gateway repo`: renders, fills in and checks the model repository that Triton serves."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run one command. Return 1 if the input is refused or a check finds errors, else 0."""
+    """Run one command. Return 1 if the input is refused or a check finds an error, else 0."""
     if parsed.repo_command == "fill":
         return fill_template.run(parsed)
     if parsed.repo_command == "check":
@@ -146,7 +146,7 @@ def _render_without_description(
     fields: Mapping[str, Any],
     write: Callable[[Mapping[str, Any], Path], None],
 ) -> int:
-    """Render and check a repository that takes no --description. Return the exit code.
+    """Render and check a repository that does not support --description. Return the exit code.
 
     Raises DescriptionError, before anything is written, if --description or --print is given.
     """
@@ -161,7 +161,7 @@ def _render_without_description(
 
 
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the description's fields that are given as options.
+    """Return the fields of the description that are given as options.
 
     Raises SubstitutionError for malformed --template-values or --parameter.
     """

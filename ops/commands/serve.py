@@ -1,4 +1,4 @@
-"""`gateway serve`: the gateway alone, as `python -m gateway` runs it."""
+"""`gateway serve`: runs only the gateway, like `python -m gateway`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run the gateway until SIGTERM and return the exit code: 2 for wrong settings."""
+    """Run the gateway until SIGTERM. Return the exit code, which is 2 for wrong settings."""
     from gateway.__main__ import main
 
     return main()

@@ -1,4 +1,4 @@
-"""`gateway triton launch`: tritonserver on TensorRT-LLM models, on one machine or with Slurm."""
+"""`gateway triton launch`: runs tritonserver with TensorRT-LLM, on one machine or with Slurm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run Triton until SIGINT or SIGTERM, or write Slurm's scripts. Return the exit code."""
+    """Run Triton until SIGINT or SIGTERM, or write the scripts for Slurm. Return the exit code."""
     from ops.deployment.launch import command, environment, shell_text
     from ops.deployment.launch_checks import (
         LaunchError,
@@ -49,7 +49,8 @@ def run(parsed: argparse.Namespace) -> int:
 
     try:
         launch = _launch(parsed)
-        # With Slurm the repository may be on a file system that only the cluster's nodes mount.
+        # Skip reading a repository that does not exist here: with Slurm it may be on a file system
+        # that only the cluster's nodes mount.
         is_hidden = parsed.slurm and not Path(launch.model_repo).exists()
         llm_config = os.environ.get(LLM_CONFIG_PATH)
         models = [] if is_hidden else read_core_models(launch, llm_config)
@@ -229,7 +230,7 @@ def _job(parsed: argparse.Namespace) -> Job:
 
 
 def _without_effect(parsed: argparse.Namespace) -> list[str]:
-    """Return an error message for each option that has no effect with the other options."""
+    """Return an error message for each option that has no effect with the given options."""
     problems = {
         "--disable-spawn-processes: it needs --multi-model": parsed.disable_spawn_processes
         and not parsed.multi_model,

@@ -1,4 +1,4 @@
-"""`gateway up`: Redis, Triton and the gateway on this machine."""
+"""`gateway up`: runs Redis, Triton and the gateway on this machine."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(parsed: argparse.Namespace) -> int:
     from gateway.config.environment import find_unknown_variables
     from ops.local_stack.up import RequestedPorts, up
 
-    # Check now, before anything starts: the gateway checks only once Redis and Triton run.
+    # Check now, before servers are started: the gateway would check only after Redis and Triton.
     if problems := find_unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
     wanted = RequestedPorts(

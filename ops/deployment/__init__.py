@@ -1,1 +1,1 @@
-"""Tools that turn a checkpoint into a running deployment."""
+"""Tools for deploying a checkpoint: engine plans, model repositories, checks, and launches."""

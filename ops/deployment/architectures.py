@@ -1,7 +1,7 @@
-"""The model architectures that engines can be planned for.
+"""Model architectures for which engines can be planned.
 
-The table covers the architectures whose LoRA modules `adapters.modules` knows. Sources: releases
-are from TensorRT-LLM's `convert_checkpoint.py` scripts and release notes, shapes from Hugging
+The table has the architectures whose LoRA modules are in `adapters.modules`. Sources: the releases
+are from TensorRT-LLM's `convert_checkpoint.py` scripts and release notes, the shapes from Hugging
 Face's model classes.
 """
 
@@ -18,11 +18,11 @@ class Architecture:
     """A Hugging Face model class.
 
     Attributes:
-        folder: the folder of the model's `convert_checkpoint.py`, below `examples`.
+        folder: folder below `examples` with the model's `convert_checkpoint.py`.
         since: the first TensorRT-LLM release that converts the model.
         lora_since: the first release that serves LoRA adapters with the model.
-        pipeline: True if the script takes a pipeline parallel size.
-        gemma_options: True if the script takes Gemma's own options.
+        pipeline: True if that script has an option for pipeline parallelism.
+        gemma_options: True if that script has Gemma's special options.
         mlp_matrices: number of weight matrices in one MLP: 3 if gated, else 2.
         norms: number of norms in one transformer layer, each of the hidden size.
         qk_norms: True if queries and keys are normalized, per head.
@@ -49,7 +49,7 @@ _LLAMA = Architecture("llama", Release(0, 9), Release(0, 9))
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
-    # Mixtral's own folder has only a README; Llama's script converts the model.
+    # Use Llama's folder: Mixtral's own folder has no script, and Llama's converts the model.
     "MixtralForCausalLM": Architecture("llama", Release(0, 9), Release(0, 10)),
     "Qwen2ForCausalLM": Architecture("qwen", Release(0, 10), Release(0, 11), qkv_bias=True),
     "Qwen3ForCausalLM": Architecture("qwen", Release(1, 0), Release(1, 0), qk_norms=True),

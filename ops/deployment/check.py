@@ -1,4 +1,4 @@
-"""Checks of a model repository, including repositories made by other tools."""
+"""Checks of a model repository. The repository may have been made by another tool."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def check(
 
     Args:
         path: the repository.
-        engine_dir: the engine's path on this machine, if Triton uses another one.
-        tokenizer_dir: the tokenizer's path on this machine, if Triton uses another one.
-        adapters: PEFT folders that a model of the llmapi repository has to serve.
+        engine_dir: the engine's path on this machine; None if it is the same as for Triton.
+        tokenizer_dir: the tokenizer's path on this machine; None if it is the same as for Triton.
+        adapters: PEFT folders that an llmapi model must be able to serve.
         llm_config: value of LLM_CONFIG_PATH in Triton's environment, for the llmapi repository.
-        release: the TensorRT-LLM release, or the container's tag, that will serve; None for the
+        release: the TensorRT-LLM release, or the container's tag, that will serve. None selects the
             release that built the engine.
 
     Raises:

@@ -25,7 +25,7 @@ from triton_repo.booleans import parse_boolean
 from triton_repo.parameters import CORE
 
 Values = Mapping[str, str]
-"""Template parameters as text, by name. Parameters that are not set are absent."""
+"""Template parameters as text, by name. Unset parameters are absent."""
 
 DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 LORA_PARAMETERS = (
@@ -42,17 +42,17 @@ _LIMITS = (
 
 
 def engine_findings(values: Values, engine: EngineConfig, engine_dir: Path) -> list[Finding]:
-    """Return every contradiction between `values` and the engine, or within `values`.
+    """Return all contradictions between `values` and the engine, and within `values`.
 
-    Properties that the engine's config.json does not state are not checked. `engine_dir` is only
-    for the messages.
+    A property that the engine's config.json does not state is not checked. `engine_dir` is used
+    only in messages.
     """
     config = str(engine_dir / FILE)
     return [finding for rule in _RULES for finding in rule(values, engine, config)]
 
 
 def is_on(values: Values, name: str) -> bool:
-    """Return True if a boolean parameter is on. Values that no backend can parse count as off."""
+    """Return True if a boolean parameter is on. A value that no backend can parse counts as off."""
     try:
         return parse_boolean(values.get(name, "false"))
     except ValueError:
@@ -190,7 +190,7 @@ def _check_lora(values: Values, engine: EngineConfig, config: str) -> Iterator[F
         base = engine_base_model(engine, (), config)
         needed = cache_fit(base, (), settings).host_min_bytes
     except UnsupportedEngine:
-        return  # for such an engine the required cache size is unknown
+        return  # the required cache size is unknown for this engine
     if host < needed:
         given = "" if "lora_cache_host_memory_bytes" in values else " (the default)"
         yield _finding(

@@ -12,15 +12,15 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A single problem.
+    """A problem that a check has found.
 
     Attributes:
-        severity: "error": a model does not load, or requests fail that the configuration allows.
+        severity: "error": a model does not load, or requests that the configuration allows fail.
             "warning": some requests fail, wait or are misread. "note": for information.
         model: the model's name; "" for the repository itself.
         field: a tensor, a template parameter, a folder or a file of the model.
         problem: the value found and its consequence.
-        fix: the remedy.
+        fix: the change that removes the problem.
     """
 
     severity: Severity

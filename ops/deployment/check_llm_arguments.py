@@ -1,4 +1,4 @@
-"""Rules that check an llmapi model's model.yaml: the arguments of TensorRT-LLM's `LLM` class."""
+"""Rules that check the arguments of TensorRT-LLM's `LLM` class in an llmapi model's model.yaml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ops.deployment.check_repository import LocalFolders, RepositoryModel
 from ops.deployment.check_serving import has_chat_template
 from ops.deployment.llmapi_yaml import LlmapiYaml
 
-# Defaults of the LLM API for values that model.yaml does not set.
+# Defaults of the LLM API, for values that are not in model.yaml.
 MAX_NUM_TOKENS = 8192
 MAX_LORA_RANK = 64
 TOKENS_PER_BLOCK = 32
@@ -30,7 +30,7 @@ _PEFT_NAMES = frozenset(
 def llm_findings(
     model: RepositoryModel, yaml: LlmapiYaml, places: LocalFolders, adapters: Sequence[Path]
 ) -> Iterator[Finding]:
-    """Yield all findings on the arguments; `adapters` are the PEFT folders to serve."""
+    """Yield all findings on the arguments. `adapters` are the PEFT folders to serve."""
 
     def finding(severity: Severity, field: str, problem: str, fix: str) -> Finding:
         where = yaml.at(*field.split("."))
@@ -212,7 +212,7 @@ class _Arguments:
                 "mend it, or leave it out",
             )
             return
-        # Compare the largest rank of all modules: TensorRT-LLM allocates memory by that rank.
+        # Compare the largest rank of all modules, because TensorRT-LLM allocates memory for it.
         rank = max(settings.r, *(rank for _, rank in settings.rank_pattern), 0)
         limit = self._yaml.count(_LORA, "max_lora_rank") or MAX_LORA_RANK
         if rank > limit:

@@ -1,6 +1,7 @@
 """Rules that check models of the llmapi repository: their model.yaml and their config.pbtxt.
 
-Sources: `all_models/llmapi` of TensorRT-LLM's Triton backend, releases 1.2 to main of autumn 2026.
+Sources: `all_models/llmapi` of TensorRT-LLM's Triton backend, from release 1.2 to the main branch
+of autumn 2026.
 """
 
 from __future__ import annotations

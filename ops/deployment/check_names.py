@@ -1,7 +1,7 @@
-"""Rules on inputs that releases renamed: config.pbtxt must have the names that the backend reads.
+"""Rules that check renamed inputs: config.pbtxt must have the names that the backend reads.
 
-A backend reads only the input names of its own release. Triton also accepts requests with other
-names that config.pbtxt has, but the backend silently ignores their values.
+A backend reads only the input names of its own release. If config.pbtxt has other names, Triton
+accepts requests with these names, but the backend silently ignores their values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ RELEASE_OPTION = "--trtllm-version"
 
 
 def other_names(name: str) -> tuple[str, ...]:
-    """Return the input's names in other releases; () for an input that was never renamed."""
+    """Return the input's names in other releases.
+
+    The result is () for an input that was not renamed.
+    """
     found = next((names for names in RENAMED if name in names), (name,))
     return tuple(other for other in found if other != name)
 
@@ -34,7 +37,7 @@ def name_findings(
     Args:
         repository: the repository to check.
         places: folders on this machine, to read the release from the engine's config.json.
-        release: the TensorRT-LLM release, or the container's tag, that will serve; None for the
+        release: the TensorRT-LLM release, or the container's tag, that will serve. None selects the
             release that built the engine.
 
     Raises ReleaseError for an unknown `release`.
@@ -50,7 +53,7 @@ def name_findings(
 def _check_against_release(
     model: RepositoryModel, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Check a model of the C++ backend. The release decides which input names the backend reads."""
+    """Check the inputs of a C++ backend's model against the names of the serving release."""
     source = f"{RELEASE_OPTION} {release}"
     if release is None:
         release = _engine_release(model, places)
@@ -79,7 +82,7 @@ def _check_against_release(
 
 
 def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
-    """Check a model in Python against the input names in its source, in the version folder."""
+    """Check the inputs of a Python model against the names in its source, in the version folder."""
     if not model.versions:
         return
     source = "\n".join(

@@ -11,7 +11,7 @@ from ops.deployment.check_engine import Values
 from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
-# By a model parameter's name in config.pbtxt: its name in the templates, where they differ.
+# Names of parameters in the templates, by their name in config.pbtxt, if the names differ.
 _TEMPLATE_NAMES = {
     "gpt_model_type": "batching_strategy",
     "gpt_model_path": "engine_dir",
@@ -21,15 +21,15 @@ _UNKNOWN_TYPE = "TYPE_INVALID"
 
 
 class RepositoryError(ValueError):
-    """The folder is not a model repository, or has no model that an option applies to."""
+    """The folder is not a model repository, or an option applies to none of its models."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """A model: one folder of the repository.
+    """A model, which is one folder of the repository.
 
-    `file` is the parsed config.pbtxt. If the file cannot be used, `file` is None and `problem` has
-    the reason.
+    `file` is the parsed config.pbtxt. If config.pbtxt cannot be used, `file` is None, and `problem`
+    is the reason.
     """
 
     name: str
@@ -39,29 +39,32 @@ class RepositoryModel:
 
     @property
     def runs_engine(self) -> bool:
-        """True for a core model, which takes token ids: `tensorrt_llm` and any draft model."""
+        """True for a core model, which takes token ids: `tensorrt_llm` or a draft model."""
         return self.file is not None and {"input_ids", "request_output_len"} <= (
             self.file.inputs.keys()
         )
 
     @property
     def is_gpt(self) -> bool:
-        """True for the GPT repository's core model, which names its engine in `engine_dir`."""
+        """True for the core model of the GPT repository.
+
+        Its parameter for the engine is `engine_dir`.
+        """
         return self.runs_engine and self.file is not None and "engine_dir" in self.file.parameters
 
     @property
     def is_llmapi(self) -> bool:
-        """True for the llmapi repository's model, which runs tokenizer and engine itself."""
+        """True for the llmapi repository's model, which runs both tokenizer and engine."""
         if self.file is None or self.runs_engine:
             return False
-        # A model.yaml also identifies models of releases whose input names are unknown here.
+        # Also accept a model with a model.yaml: its release may have unknown input names.
         return {"text_input", "sampling_param_max_tokens"} <= self.file.inputs.keys() or any(
             (version / MODEL_YAML).is_file() for version in self.versions
         )
 
     @property
     def engine_dir(self) -> str:
-        """The engine's folder as Triton sees it; "" if unset."""
+        """The engine's folder as Triton names it; "" if unset."""
         return self.parameter("engine_dir" if self.is_gpt else "gpt_model_path")
 
     @property
@@ -71,18 +74,18 @@ class RepositoryModel:
         return sorted((path for path in found if int(path.name) > 0), key=lambda p: int(p.name))
 
     def parameter(self, name: str) -> str:
-        """Return a string parameter; "" if missing, empty or an unfilled `${...}`."""
+        """Return a string parameter; "" if it is missing, empty, or an unfilled `${...}`."""
         value = "" if self.file is None else self.file.parameters.get(name, "")
         return "" if value.startswith("${") else value
 
     @property
     def unset_parameters(self) -> list[str]:
-        """Names of the parameters whose value is still a placeholder `${...}`."""
+        """Names of the parameters whose value is still an unfilled placeholder `${...}`."""
         parameters = {} if self.file is None else self.file.parameters
         return sorted(name for name, value in parameters.items() if value.startswith("${"))
 
     def values(self) -> Values:
-        """Return a core model's configuration as values of template parameters."""
+        """Return the core model's configuration as values of template parameters."""
         if self.file is None:
             return {}
         values = {template_name(name): self.parameter(name) for name in self.file.parameters}
@@ -90,7 +93,7 @@ class RepositoryModel:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            # Omit the GPT repository's limit: its batches may exceed the engine's, and rows wait.
+            # Omit the GPT repository's limit: it may exceed the engine's, and rows then wait.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -101,13 +104,13 @@ class RepositoryModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolders:
-    """The folders of engine and tokenizer on this machine, if they differ from Triton's paths."""
+    """Folders of engine and tokenizer on this machine; None if Triton uses the same paths."""
 
     engine_dir: Path | None = None
     tokenizer_dir: Path | None = None
 
     def engine(self, core: RepositoryModel) -> Path | None:
-        """Return the engine's folder on this machine, or None if the model names no engine."""
+        """Return the engine's folder on this machine, or None if config.pbtxt has no folder."""
         if self.engine_dir is not None:
             return self.engine_dir
         return Path(core.engine_dir) if core.engine_dir else None
@@ -115,7 +118,7 @@ class LocalFolders:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository: its path and its models by folder name."""
+    """A repository: its path, and its models by the names of their folders."""
 
     path: Path
     models: Mapping[str, RepositoryModel]
@@ -146,12 +149,12 @@ class Repository:
 
 
 def template_name(parameter: str) -> str:
-    """Return the name that a model parameter of config.pbtxt has in the templates."""
+    """Return the template parameter's name for a parameter of config.pbtxt."""
     return _TEMPLATE_NAMES.get(parameter, parameter)
 
 
 def read_repository(path: Path) -> Repository:
-    """Read a repository: every folder in `path` is a model, except hidden ones.
+    """Read a repository. Each folder in `path` is a model, except hidden folders.
 
     Raises RepositoryError if no folder in `path` has a config.pbtxt.
     """

@@ -1,4 +1,4 @@
-"""Rules that check how a repository's models will serve: modes, queues, folders and old names."""
+"""Rules that check how a repository's models serve: modes, queues, folders and outdated names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ops.deployment.check_repository import LocalFolders, Repository, Repository
 from triton_repo.parameters import BLS, POSTPROCESSING, PREPROCESSING
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# Weights file of the CPU executor's engines. Such engines have no rankN.engine files.
+# Weights file in the CPU executor's engine folders, which have no rankN.engine files.
 _CPU_WEIGHTS = "model.safetensors"
 
 
@@ -61,7 +61,7 @@ def serving_findings(repository: Repository, places: LocalFolders) -> list[Findi
         found += _check_engine(core, places)
     for model in repository.models.values():
         found += _check_outdated(model)
-        # Skip the GPT repository: its templates have no instance count and do not stream.
+        # Skip the GPT repository: its templates have no instance count, and it does not stream.
         if not any(core.is_gpt for core in repository.cores):
             found += _check_instances(model)
     found += _check_same_engine(repository)
@@ -201,9 +201,9 @@ def _check_engine(core: RepositoryModel, places: LocalFolders) -> Iterator[Findi
 
 
 def _check_same_engine(repository: Repository) -> Iterator[Finding]:
-    """Yield a warning if preprocessing names another engine folder than the core models.
+    """Yield a warning if preprocessing has another engine folder than the core models.
 
-    Preprocessing reads the engine's configuration for image models.
+    For image models, preprocessing reads the engine's configuration.
     """
     named = {model.parameter("gpt_model_path") for model in repository.cores} - {""}
     preprocessing = repository.models.get(PREPROCESSING)
@@ -224,7 +224,8 @@ def _check_ranks(core: RepositoryModel, engine: EngineConfig, folder: Path) -> I
     if core.file.backend != "tensorrtllm" and (folder / _CPU_WEIGHTS).is_file():
         return
     expected = engine.world_size or 1
-    # Match any prefix: before v0.8 file names begin with the model, its dtype and the parallelism.
+    # Match any prefix before "rank": up to v0.7, file names begin with the model, its dtype and the
+    # parallelism.
     present = {path.stem.rpartition("rank")[2] for path in folder.glob("*rank*.engine")}
     for path in sorted(folder.glob("*rank*.engine")):
         if (kind := kind_of_file(path)) is not None:
@@ -243,8 +244,8 @@ def _check_ranks(core: RepositoryModel, engine: EngineConfig, folder: Path) -> I
 
 
 def _check_tokenizers(repository: Repository, places: LocalFolders) -> Iterator[Finding]:
-    # Skip llmapi models: they load the tokenizer that model.yaml names, and their parameter
-    # `tokenizer_dir` only informs clients.
+    # Skip llmapi models: they load the tokenizer of their model.yaml, and their parameter
+    # `tokenizer_dir` is only information for clients.
     named = {
         model.name: model.parameter("tokenizer_dir")
         for model in repository.models.values()

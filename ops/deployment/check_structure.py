@@ -1,4 +1,4 @@
-"""Rules that check a model repository's files and the connections between its models."""
+"""Rules that check a model repository's files, and the connections between its models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.deployment.check_names import other_names
 from ops.deployment.check_repository import CONFIG, Repository, RepositoryModel
 from triton_repo.parameters import BLS, CORE, POSTPROCESSING, PREPROCESSING
 
-# By model: the parameters without which the model does not load, or loads but cannot work.
+# Mandatory parameters of each model. Without them it does not load, or loads but cannot work.
 _MANDATORY: Mapping[str, tuple[str, ...]] = {
     CORE: ("gpt_model_path", "gpt_model_type"),
     PREPROCESSING: ("tokenizer_dir",),
@@ -23,7 +23,7 @@ _TEMPLATE_KEYS = {"gpt_model_path": "engine_dir", "gpt_model_type": "batching_st
 
 
 def structure_findings(repository: Repository) -> list[Finding]:
-    """Return the findings on files, parameters and connections, without reading any engine."""
+    """Return the findings on files, parameters and connections. No engine is read."""
     found: list[Finding] = []
     for model in repository.models.values():
         found += _check_files(model)

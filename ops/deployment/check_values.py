@@ -1,4 +1,4 @@
-"""Rules that check single values: parameters that a model cannot parse, and instance counts."""
+"""Rules that check individual values: parameters that a model cannot parse, and instance counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton_repo.parameters import (
     is_boolean,
 )
 
-# Parameters that `check_structure` already checks.
+# Parameters that `check_structure` checks, and that are therefore skipped here.
 _JUDGED_ELSEWHERE = ("batching_strategy",)
 
 
@@ -31,9 +31,9 @@ def value_findings(repository: Repository) -> Iterator[Finding]:
 
 
 def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Finding]:
-    """Yield an error for each value that the model cannot parse or would read as another value.
+    """Yield an error for each value that the model cannot parse, or reads as another value.
 
-    The finding is an error even if the model would load, because the fix is always the same.
+    It is an error even if the model would load, because the value should be corrected in any case.
     """
     template = _find_template(repository, model)
     if model.file is None or template is None:
@@ -49,7 +49,7 @@ def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Fi
 
 
 def _find_problem(kind: ParameterKind, value: str, template: str) -> tuple[str, str] | None:
-    """Return a value's problem and its fix, or None for a valid value."""
+    """Return a value's problem and how to fix it, or None for a valid value."""
     found = f"found {value!r}; allowed: {kind.allowed}"
     if not is_boolean(kind):
         if kind.write(value) is not None:
@@ -77,7 +77,7 @@ def _find_template(repository: Repository, model: RepositoryModel) -> str | None
 
 
 def _check_instances(core: RepositoryModel) -> Iterator[Finding]:
-    """Yield an error if several instances would each load an engine onto the same GPUs."""
+    """Yield an error if several instances would load engines onto the same GPUs."""
     assert core.file is not None
     count, given = core.file.instance_count, core.parameter("gpu_device_ids")
     lists = len(given.split(";")) if given else 0

@@ -1,6 +1,6 @@
 """The properties of a Hugging Face model that its engine depends on.
 
-Only ``config.json`` is read: an engine can be planned before the weights are downloaded.
+Only ``config.json`` is read, so an engine can be planned before the weights are downloaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from adapters.config_json import ConfigError, Section, read_config
 from adapters.engine_config import is_trtllm_checkpoint
 from ops.deployment.architectures import ARCHITECTURES, Architecture
 
-# File in which ModelOpt describes the quantization. Other tools write into config.json.
+# File with the quantization settings of ModelOpt. Other tools write theirs into config.json.
 _MODELOPT = "hf_quant_config.json"
 
 
@@ -23,7 +23,7 @@ class Checkpoint:
 
     Attributes:
         dtype: data type of the weights in the folder; None if config.json does not state it.
-        num_experts: experts of each layer; 0 for a model without a mixture of experts.
+        num_experts: number of experts in each layer; 0 for a model without a mixture of experts.
         quantization: quantization method, such as gptq; None for a model that is not quantized.
     """
 

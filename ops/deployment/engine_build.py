@@ -1,4 +1,4 @@
-"""Runner of an engine plan's steps, on a machine with TensorRT-LLM."""
+"""Runner of the steps of an engine plan, on a machine with TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BuildError(RuntimeError):
-    """A step failed, or a program or script that the steps need is missing."""
+    """A step has failed, or a program or script that the steps need is missing."""
 
 
 def check_installed(plan: EnginePlan) -> None:
@@ -39,10 +39,10 @@ def check_installed(plan: EnginePlan) -> None:
 
 
 def build(plan: EnginePlan) -> int:
-    """Run every step. The steps write to this process' stdout and stderr.
+    """Run all steps. The steps write to the stdout and stderr of this process.
 
     Return 0, or 128 plus the signal's number after SIGINT or SIGTERM. Such a signal ends the
-    running step with its child processes, and no further step starts. Files written so far remain.
+    running step and its child processes, and no further step starts. Files written so far remain.
     Call this function from the main thread, because it installs signal handlers.
 
     Raises BuildError if a program or script is missing, a step fails, or no engine is produced.
@@ -69,7 +69,7 @@ def build(plan: EnginePlan) -> int:
 
 
 class _SignalFlag:
-    """A signal handler. `number` is the first signal received, 0 before any."""
+    """A signal handler. `number` is the first signal that was received; 0 before."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -83,8 +83,8 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
     Return the exit code, or minus the number of the signal that ended the step.
     """
-    # Start the step in a new process group: a terminal's Ctrl-C then reaches only this process,
-    # and all processes of the step can be killed at once.
+    # Start the step in a new process group. A terminal's Ctrl-C then reaches only this process, and
+    # all processes of the step can be killed at once.
     process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
     while not _has_ended(process) and not stop.number:
         time.sleep(POLL_PERIOD)
@@ -97,9 +97,9 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if the process has ended.
+    """Return True if the process has ended, without reaping it.
 
-    The process is not reaped: its group id must not be reused before the group is killed.
+    Its group id must not be reused before the group is killed, so the process remains a zombie.
     """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

@@ -1,6 +1,6 @@
 """Engine plans: the commands that build a TensorRT-LLM engine, and the memory it will need.
 
-The commands are `convert_checkpoint.py` and `trtllm-build`. `ops.deployment.release` has the
+The commands are `convert_checkpoint.py` and `trtllm-build`. `ops.deployment.release` describes the
 differences between releases.
 
 See decision 096 in docs/decisions.
@@ -37,12 +37,12 @@ _MAX_TP = 8  # GPUs that share one NVLink domain in common hosts
 
 
 class PlanError(ValueError):
-    """Model, release and options contradict each other. The message has one line per problem."""
+    """Model, release and options contradict each other. The message has a line per problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command. `needs` are the files and programs that must exist before the command runs."""
+    """A command. `needs` are the files and programs that must exist before the command can run."""
 
     name: str
     arguments: tuple[str, ...]
@@ -58,7 +58,8 @@ class EnginePlan:
         release: the TensorRT-LLM release that builds and serves; None if no engine is built.
         steps: the commands, in the order to run them.
         engine_dir: folder that the engine will be written to.
-        tokenizer_info: file for guided decoding that the last step writes; None without one.
+        tokenizer_info: file for guided decoding that the last step writes; None if the plan has no
+            such step.
         advice: option changes that would make the engine fit the GPU; empty if it fits.
     """
 
@@ -72,7 +73,7 @@ class EnginePlan:
     advice: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
-        """Return the plan as JSON values: paths as text, sizes in bytes on one GPU."""
+        """Return the plan as JSON values. Paths are text; sizes are bytes on one GPU."""
         fits = self.memory.fits(self.intent)
         return {
             "model": asdict(self.checkpoint) | {"folder": str(self.checkpoint.folder)},
@@ -101,8 +102,8 @@ def make_plan(
     Args:
         checkpoint: the Hugging Face model.
         intent: the properties that the engine must have.
-        release: the TensorRT-LLM release; None plans only the memory, without commands.
-        gpu: the GPU of each rank; None if unknown: the plan then has no KV cache size.
+        release: the TensorRT-LLM release. None plans only the memory, without commands.
+        gpu: the GPU of each rank. None if unknown; the plan then has no KV cache size.
         folder: folder for all output files.
         examples: the folder `examples` of TensorRT-LLM's source.
 
@@ -131,11 +132,12 @@ def make_plan(
 
 
 def template_parameters(plan: EnginePlan) -> dict[str, int | float | bool]:
-    """Return the `tensorrt_llm` model's parameters that follow from the engine and its memory."""
+    """Return the parameters of the model `tensorrt_llm` for this engine and its memory."""
     lora, kv = plan.memory.lora, plan.memory.kv_cache
     found: dict[str, int | float | bool] = {"max_beam_width": plan.intent.max_beam_width}
     if plan.intent.max_num_tokens < plan.intent.max_input_len:
-        # Without chunked context, a prompt longer than max_num_tokens could never be scheduled.
+        # Enable chunked context: without it, a prompt above max_num_tokens could never be
+        # scheduled.
         found["enable_chunked_context"] = True
     if kv is not None:
         found["kv_cache_free_gpu_mem_fraction"] = kv.fraction
@@ -184,7 +186,7 @@ def _build(intent: Intent, release: Release, folder: Path) -> Step:
         *("--max_num_tokens", str(intent.max_num_tokens)),
         *("--max_beam_width", str(intent.max_beam_width)),
         *(*paged, "--remove_input_padding", "enable"),
-        # KV cache reuse and chunked context both need paged context FMHA.
+        # Enable paged context FMHA, which KV cache reuse and chunked context both need.
         *("--context_fmha", "enable", "--use_paged_context_fmha", "enable"),
     ]
     if intent.lora_modules:
@@ -206,9 +208,11 @@ def _tokenizer_info(checkpoint: Checkpoint, folder: Path, examples: Path) -> Ste
 
 
 def _advice(checkpoint: Checkpoint, intent: Intent, memory: MemoryPlan) -> Iterator[str]:
-    """Yield option changes that would make the engine fit the GPU, each sufficient by itself.
+    """Yield changes of options that would make the engine fit the GPU.
 
-    First yields a notice if the weights alone exceed the GPU. Yields nothing if the engine fits or
+    Each is sufficient by itself.
+
+    If the weights alone exceed the GPU, first yield a notice. Yield nothing if the engine fits, or
     the GPU is unknown.
     """
     if memory.gpu is None or memory.fits(intent):
@@ -244,7 +248,7 @@ def _shorter(intent: Intent, max_seq_len: int) -> Intent:
 def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
     """Return True if the model allows `intent` and the engine fits the GPU.
 
-    Checked for the newest release, because no size depends on the release.
+    The newest release is assumed, because sizes do not depend on the release.
     """
     if problems(checkpoint, intent, NEWEST):
         return False
@@ -262,6 +266,6 @@ def shell_lines(step: Step) -> str:
 
 
 def requests_at_once(plan: EnginePlan) -> int | None:
-    """Return how many requests of the largest size fit in the KV cache; None if unknown."""
+    """Return the number of requests of maximum size that fit in the KV cache; None if unknown."""
     kv = plan.memory.kv_cache
     return None if kv is None else kv.tokens // largest_request(plan.intent)

@@ -1,7 +1,7 @@
-"""The processes of one launch, found by an environment variable that all of them inherit.
+"""The processes of one launch, found by an environment variable that they all inherit.
 
-Process groups and sessions do not identify them: mpirun puts every rank into a group of its own,
-and a rank's children may leave its session.
+Process groups and sessions do not identify these processes: mpirun puts every rank into a separate
+group, and a rank's child processes may leave its session.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ class Member:
 
 
 class ProcessFamily:
-    """The processes of one launch. Works on Linux, and only with processes of this user."""
+    """The processes of one launch. Requires Linux, and finds only processes of this user."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` plus the variable that marks the family, for its first process."""
+        """Return the environment for the family's first process: `environ` plus the mark."""
         return dict(environ) | {VARIABLE: self._mark}
 
     def members(self) -> Iterator[Member]:
-        """Yield the family's processes that are alive, without zombies."""
+        """Yield the family's running processes, without zombies."""
         mark = f"{VARIABLE}={self._mark}".encode()
         for folder in PROC.glob("[0-9]*"):
-            # Ignore errors: the process may have ended since, or belong to another user.
+            # Ignore errors: the process may have ended meanwhile, or belong to another user.
             with suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
                     arguments = (folder / "cmdline").read_bytes().decode(errors="replace")
                     yield Member(int(folder.name), tuple(arguments.split("\0")[:-1]))
 
     def kill(self) -> None:
-        """Kill all processes of the family, and return once they have ended.
+        """Kill all processes of the family, and return when they have ended.
 
-        Raises StackError if processes are left after `KILLED_WITHIN` seconds.
+        Raises StackError if a process is still there after `KILLED_WITHIN` seconds.
         """
         deadline = time.monotonic() + KILLED_WITHIN
         while members := list(self.members()):
@@ -67,7 +67,7 @@ class ProcessFamily:
 
 
 def reap_orphans() -> None:
-    """Reap this process' children that have already ended, without waiting for the others."""
+    """Reap child processes of this process that have already ended, without waiting for others."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

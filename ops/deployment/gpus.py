@@ -1,4 +1,4 @@
-"""GPU models by name, with the memory that programs can use on them."""
+"""GPU models by name, with the memory that programs can use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Gpu:
     memory: int
 
 
-# `memory.total` of nvidia-smi in MiB, with ECC on if the GPU has ECC. The value is below the data
-# sheet's and differs by a few MiB between drivers.
+# Values of nvidia-smi's `memory.total` in MiB, with ECC on if the GPU has ECC. They are below the
+# values in data sheets, and differ by a few MiB between drivers.
 _MEMORY_MIB = {
     "T4": 15360,
     "A10": 23028,
@@ -39,9 +39,9 @@ GPUS: Mapping[str, Gpu] = {name: Gpu(name, mib * _MIB) for name, mib in _MEMORY_
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return a GPU by name, in any case and with or without the suffix GB (A100-80GB).
+    """Return a GPU by its name. Case and a suffix GB (A100-80GB) are ignored.
 
-    Raises ValueError for an unknown name; the message lists the known ones.
+    Raises ValueError for an unknown name. The message lists the known names.
     """
     wanted = name.upper().removesuffix("GB")
     if wanted not in GPUS:

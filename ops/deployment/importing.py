@@ -8,7 +8,7 @@ An import writes these files into one folder:
     repository/: the model repository for Triton.
     gateway.env: the gateway's settings, NAME=VALUE lines for a shell, Docker or systemd.
 
-With the llmapi repository there is neither an engine nor a script.
+An import for the llmapi repository has neither engine nor script.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ BUILD_SCRIPT = "build_engine.sh"
 _TOKENIZER = "tokenizer.json"
 _TRITON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-# The CPU executor computes in float32. Its KV cache is limited to `_CPU_KV_BYTES`, unless a single
-# request needs more.
+# Constants for the CPU executor, which computes in float32. Its KV cache is limited to
+# `_CPU_KV_BYTES`, unless a single request needs more.
 _CPU_KV_ITEM_BYTES = 4
 _CPU_KV_BYTES = 400_000_000
 
@@ -57,9 +57,9 @@ class ImportedModel:
         name: the model's name for clients.
         tokenizer_dir: the Hugging Face folder.
         folder: the folder with the files that the import wrote.
-        max_seq_len: tokens of prompt plus output. Set only for the llmapi repository, because
-            there is no engine to read the limit from.
-        triton_name: name in Triton of the model that runs the engine.
+        max_seq_len: limit of prompt plus output in tokens. Set only for the llmapi repository,
+            which has no engine to read the limit from.
+        triton_name: the name that the model with the engine has in Triton.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ImportedModel:
 
     @property
     def own_triton_name(self) -> str | None:
-        """The core model's name in Triton; None if it is the default name."""
+        """The core model's name in Triton; None if the name is the default."""
         return None if self.triton_name == CORE else self.triton_name
 
     @property
@@ -85,16 +85,16 @@ class ImportedModel:
 def import_for_gpu(
     plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
 ) -> ImportedModel:
-    """Write repository, settings and the script that will build the engine.
+    """Write the repository, the settings, and the script that builds the engine.
 
-    An engine from an earlier import stays.
+    An engine from an earlier import is not removed.
 
     Args:
         plan: the engine's plan.
         name: the model's name for clients.
         folder: folder to write into.
         release: the TensorRT-LLM release, or the container's tag, that serves the repository.
-        triton_name: name in Triton of the model that runs the engine.
+        triton_name: the name that the model with the engine gets in Triton.
 
     Raises ImportingError before anything is written.
     """
@@ -121,13 +121,13 @@ def import_for_gpu(
 def import_for_cpu(
     plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
 ) -> ImportedModel:
-    """Write repository and settings, and build an engine for the CPU executor.
+    """Write the repository and the settings, and build an engine for the CPU executor.
 
-    Args are those of `import_for_gpu`; the steps of `plan` are not used.
+    Arguments are those of `import_for_gpu`. The steps of `plan` are not used.
 
-    Raises ImportingError. Nothing is written before, unless the weights cannot be read.
+    Raises ImportingError. Something may have been written only if the weights cannot be read.
     """
-    # Import late: the other commands start faster without numpy.
+    # Import here: the other commands start faster without numpy.
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
@@ -172,7 +172,7 @@ def import_llmapi(
         plan: the plan, made without a release.
         name: the model's name for clients.
         folder: folder to write into.
-        triton_name: name in Triton of the repository's model.
+        triton_name: the name that the repository's model gets in Triton.
         on_cpu: True to serve with the CPU executor.
 
     Raises ImportingError before anything is written.
@@ -180,7 +180,7 @@ def import_llmapi(
     imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=on_cpu)
     values = llmapi_parameters(plan)
     if on_cpu:
-        # Import late: the other commands start faster without numpy.
+        # Import here: the other commands start faster without numpy.
         from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
 
         try:
@@ -198,7 +198,7 @@ def import_llmapi(
 def read_imported(folder: Path) -> ImportedModel:
     """Return the model that was imported into `folder`.
 
-    Raises ImportingError if `folder` is no import, or has no engine yet.
+    Raises ImportingError if there is no import in `folder`, or the import has no engine yet.
     """
     path = folder / ENV_FILE
     try:
@@ -245,13 +245,13 @@ def _validate(
             f"{checkpoint.folder / _TOKENIZER} does not exist; download the model's tokenizer, too"
         )
     problems += map(str, tokenizer_problems(checkpoint.folder))
-    # Accept a folder without any weights: the engine can be planned before their download.
+    # Accept a folder without any weights file: the engine may be planned before the download.
     if on_cpu or is_incomplete(checkpoint.folder):
         problems += map(str, weight_problems(checkpoint.folder))
     problems += [
         f"{path}: allowed: a path without spaces and quotes"
         for path in (imported.tokenizer_dir, imported.folder)
-        # Refuse paths that need quotes: a shell, Docker and systemd would parse them differently.
+        # Refuse paths that need quotes: shell, Docker and systemd parse quotes differently.
         if shlex.quote(str(path)) != str(path)
     ]
     if folder.exists() and not (folder / ENV_FILE).exists() and any(folder.iterdir()):
@@ -269,7 +269,7 @@ def _refuse_ranks(intent: Intent) -> None:
 def _clear_outputs(
     imported: ImportedModel, intent: Intent, more: Mapping[str, str] | None = None
 ) -> None:
-    """Remove an earlier repository and write the settings, which mark the folder as an import."""
+    """Remove an earlier repository, and write the settings. They mark the folder as an import."""
     imported.folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(imported.repository, ignore_errors=True)
     _write_settings(imported, intent, more or {})
@@ -283,9 +283,9 @@ def _description(
 
 
 def _rendered_release(release: str) -> str:
-    """Return the release whose templates to render.
+    """Return the release whose templates are rendered.
 
-    This is the oldest one with templates for a `release` older than all of them.
+    If `release` is older than all releases with templates, the oldest of these is returned.
     """
     return release if parse_release(release) >= OLDEST_TEMPLATES else str(OLDEST_TEMPLATES)
 
@@ -297,7 +297,7 @@ def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def _write_settings(imported: ImportedModel, intent: Intent, more: Mapping[str, str]) -> None:
-    """Write gateway.env. Settings in `more` with an empty value become comments to fill in."""
+    """Write gateway.env. A setting in `more` without a value becomes a comment to be filled in."""
     values = {
         "model_name": imported.name,
         "tokenizer_dir": str(imported.tokenizer_dir),

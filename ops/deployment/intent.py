@@ -1,4 +1,4 @@
-"""Requirements for an engine, checked against the model and the release."""
+"""Requirements for an engine, and checks of them against the model and the release."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.release import GUIDED_DECODING, NEWEST, UNEVEN_STAGES, Release
 
-# Models allow up to 131,072 tokens, but few GPUs can hold even one request of that length.
+# Default limit of prompt plus output. Models allow up to 131,072 tokens, but few GPUs can hold even
+# one request of that length.
 DEFAULT_MAX_SEQ_LEN = 8192
 
 
@@ -20,12 +21,12 @@ class Intent:
     """Requirements for an engine. Lengths are in tokens.
 
     Attributes:
-        dtype: data type of weights, KV cache and LoRA tensors.
-        tp: tensor parallelism: GPUs that share each layer.
-        pp: pipeline parallelism: groups of GPUs that have different layers.
-        lora_modules: TensorRT-LLM's names of the modules that adapters change; empty for an engine
+        dtype: data type of the weights, the KV cache and the LoRA tensors.
+        tp: tensor parallelism: number of GPUs that share each layer.
+        pp: pipeline parallelism: number of groups of GPUs that have different layers.
+        lora_modules: modules that adapters may change, by TensorRT-LLM's names; empty for an engine
             without LoRA.
-        lora_adapters: number of adapters of the largest rank that the caches have to hold.
+        lora_adapters: number of adapters of the largest rank that the LoRA caches must hold.
         max_seq_len: limit of prompt plus output.
         max_num_tokens: limit of the tokens of all requests in one step of the engine.
     """
@@ -47,7 +48,7 @@ class Intent:
 
 
 def default_dtype(checkpoint: Checkpoint) -> Dtype:
-    """Return the weights' dtype if an engine supports it, else float16."""
+    """Return the dtype of the weights if an engine supports it, else float16."""
     return next((name for name in DTYPES if name == checkpoint.dtype), "float16")
 
 
@@ -63,7 +64,7 @@ def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) ->
 
 
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
-    """Return the planned engine's description as a base model for adapters."""
+    """Return the planned engine as a base model, for checks of adapters."""
     return BaseModel(
         names=(checkpoint.folder.resolve().name,),
         architecture=checkpoint.architecture,
@@ -83,7 +84,7 @@ def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
 
 
 def planned_engine(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> EngineConfig:
-    """Return the contents that the planned engine's config.json will have."""
+    """Return the contents of the config.json that the planned engine will have."""
     return EngineConfig(
         version=release and str(release),
         architecture=checkpoint.architecture,
@@ -160,8 +161,8 @@ def _limits(checkpoint: Checkpoint, intent: Intent, release: Release) -> Iterato
     layers = checkpoint.num_hidden_layers
     if intent.pp > layers or (layers % intent.pp and release < UNEVEN_STAGES):
         yield f"--pp: found {intent.pp}; allowed: divisors of {layers} layers"
-    # Refuse unequal stages with LoRA: the cache size computation assumes equal stages, as
-    # TensorRT-LLM's PeftCacheManager does.
+    # Refuse pipeline stages of unequal size with LoRA: the computation of the cache size assumes
+    # equal stages, as TensorRT-LLM's PeftCacheManager does.
     elif layers % intent.pp and intent.lora_modules:
         yield f"--pp: found {intent.pp}; allowed with LoRA: divisors of {layers} layers"
     if intent.max_seq_len > checkpoint.max_position_embeddings:

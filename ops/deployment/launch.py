@@ -1,8 +1,8 @@
 """The command line and environment that start tritonserver on a TensorRT-LLM engine.
 
-Arguments and variables equal those of tensorrtllm_backend's `scripts/launch_triton_server.py`:
-documentation of deployments started with that script applies here too. The supported releases of
-the script differ only in the order of the arguments.
+Arguments and variables are the same as in tensorrtllm_backend's `scripts/launch_triton_server.py`.
+Documentation of deployments with that script therefore applies here, too. The releases of the
+script differ only in the order of the arguments.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ CORE_MODEL = "tensorrt_llm"
 LOG_FILE = "triton_log.txt"
 SHM_PREFIX = "prefix"
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-"""TensorRT-LLM's launcher. Rank 0 runs the given command; other ranks become LLM API workers."""
+"""TensorRT-LLM's launcher.
+
+Rank 0 runs the given command; other ranks are workers of the LLM API.
+"""
 
 Release = Literal["v0.17", "v0.19"]
 
 
 class Mode(Enum):
-    """The process that drives the ranks of an engine.
+    """The way in which the ranks of an engine are started and controlled.
 
-    LEADER: each rank of the engine is a tritonserver process; rank 0 serves.
+    LEADER: each rank of the engine is a tritonserver process. Rank 0 serves.
     SPAWN: one tritonserver, the orchestrator, starts worker processes for each model.
-    PRESPAWNED: rank 0 is the orchestrator. Later ranks are the models' workers, assigned by each
-        model's parameter participant_ids.
+    PRESPAWNED: rank 0 is the orchestrator. Other ranks are workers of the models, assigned by
+        each model's parameter participant_ids.
     LLMAPI: one tritonserver serves the llmapi repository. The LLM API starts the workers; with
         `world_size` above 1, `LLMAPI_LAUNCH` starts them.
     """
@@ -47,15 +50,15 @@ class Launch:
 
     Attributes:
         model_repo: the model repository.
-        world_size: number of ranks, one process each; 1 with LLMAPI means a launch without MPI.
+        world_size: number of ranks, one process each. With LLMAPI, 1 means a launch without MPI.
         core_models: names of the models that all ranks load; rank 0 loads the other models too.
-        grpc_port, http_port, metrics_port: passed to all ranks; only rank 0 opens the ports.
+        grpc_port, http_port, metrics_port: ports, which all ranks get but only rank 0 opens.
         log_file: file for a verbose log of rank 0; None leaves Triton's log as it is.
         mpi: True if mpirun starts the ranks.
         oversubscribe: True lets mpirun start more ranks than there are slots.
-        multimodal_pool: bytes of GPU 0's CUDA memory pool in rank 0; 0 leaves the default.
+        multimodal_pool: size in bytes of GPU 0's CUDA memory pool in rank 0; 0 for the default.
         gpus_without_pool: with SPAWN, number of GPUs on which Triton reserves no CUDA memory pool,
-            because the workers need the memory; None leaves all pools as they are.
+            because the workers need the memory. None leaves the default pools.
         exit_timeout: seconds that Triton gives running requests at exit; None for its default.
         release: the release of launch_triton_server.py whose argument order is used.
         more: further arguments of tritonserver, for each rank.
@@ -85,7 +88,7 @@ class Launch:
 
 
 def command(launch: Launch) -> list[str]:
-    """Return the command line that starts all ranks."""
+    """Return the command line that starts all ranks of the launch."""
     server = [launch.tritonserver, *rank_arguments(launch, 0)]
     is_llmapi = launch.mode == Mode.LLMAPI
     if not launch.mpi or (is_llmapi and launch.world_size == 1):
@@ -106,7 +109,7 @@ def rank_arguments(launch: Launch, rank: int) -> list[str]:
 
 
 def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
-    """Return the arguments of tritonserver without the last one, which depends on the rank."""
+    """Return the arguments of tritonserver except the last one, which depends on the rank."""
     ports = [
         f"--grpc-port={launch.grpc_port}",
         f"--http-port={launch.http_port}",
@@ -133,7 +136,7 @@ def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
 
 
 def shm_argument(rank: str) -> str:
-    """Return the argument that sets the rank's shared memory prefix.
+    """Return the argument that sets a rank's prefix for the names of shared memory files.
 
     Ranks with equal prefixes would overwrite each other's memory.
     """
@@ -151,7 +154,7 @@ def environment(launch: Launch) -> dict[str, str]:
 
 
 def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Return command and environment variables in shell syntax, with one rank per line."""
+    """Return a command and its environment variables in shell syntax, with a line per rank."""
     lines: list[list[str]] = [[f"{name}={shlex.quote(value)}" for name, value in variables.items()]]
     for part in command:
         if part == "-n":
@@ -161,10 +164,10 @@ def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the number of this machine's GPUs, on which the orchestrator reserves no memory pool.
+    """Return the number of GPUs of this machine, on which the orchestrator reserves no memory pool.
 
-    Return None for Triton up to 24.06, or if `environ` does not state the version as NVIDIA's
-    containers do: Triton's pools are then left as they are.
+    Return None, which leaves Triton's pools unchanged, for Triton up to 24.06, or if `environ`
+    lacks the variable with the version that NVIDIA's containers set.
     """
     version = environ.get("NVIDIA_TRITON_SERVER_VERSION", "").split(".")
     if len(version) < 2 or not all(part.isdecimal() for part in version[:2]):

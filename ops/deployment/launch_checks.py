@@ -1,4 +1,4 @@
-"""Checks of a launch before anything is started."""
+"""Checks of a launch before its processes are started."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.launch import Launch, Mode
 from ops.deployment.llmapi_yaml import LlmapiYamlError, read_llmapi_yaml
 
-# Version of the openai package in Triton's container 26.07. With this version or an older one,
-# importing TensorRT-LLM 1.2 fails.
+# Version of the openai package in Triton's container 26.07. TensorRT-LLM 1.2 cannot be imported
+# with this version or an older one.
 _OLD_OPENAI = (1, 107, 3)
 
 
@@ -25,15 +25,16 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True)
 class CoreModel:
-    """A core model's properties that decide on the ranks to start.
+    """The properties of a core model that determine which ranks to start.
 
-    Read from the model's config.pbtxt, and from its engine's config.json or its model.yaml.
+    They are read from the model's config.pbtxt, and from its engine's config.json or its
+    model.yaml.
 
     Attributes:
         backend: `python` or `tensorrtllm`.
-        engine_dir: the engine's folder as config.pbtxt names it; "" for the llmapi repository.
-        participants: value of the parameter participant_ids, the ranks of the model's workers;
-            "" if unset.
+        engine_dir: the engine's folder in config.pbtxt; "" for the llmapi repository.
+        participants: value of the parameter participant_ids, the ranks of the model's workers; ""
+            if unset.
         world_size: number of the engine's ranks; None if config.json cannot be read here.
         is_llmapi: True for the llmapi repository's model, which runs its engine itself.
         instances: number of engines that an llmapi model runs.
@@ -49,7 +50,7 @@ class CoreModel:
 
 
 def read_core_models(launch: Launch, llm_config: str | None = None) -> list[CoreModel]:
-    """Read the core models; `llm_config` is the value of LLM_CONFIG_PATH in Triton's environment.
+    """Read the core models. `llm_config` is the value of LLM_CONFIG_PATH in Triton's environment.
 
     Raises LaunchError if the config.pbtxt or model.yaml of a model is missing or wrong.
     """
@@ -68,12 +69,12 @@ def read_core_models(launch: Launch, llm_config: str | None = None) -> list[Core
 
 
 def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
-    """Return the launch, in LLMAPI mode if its models are of the llmapi repository.
+    """Return the launch. If its models are of the llmapi repository, its mode becomes LLMAPI.
 
     Args:
         launch: the launch, in the mode that the options select.
-        models: the core models; empty if they cannot be read from here.
-        is_llmapi: True if the option --llmapi is given. Used if `models` is empty.
+        models: the core models; empty if they cannot be read on this machine.
+        is_llmapi: True if the option --llmapi is given. Used only if `models` is empty.
 
     Raises LaunchError if the models contradict an option or each other.
     """
@@ -96,7 +97,7 @@ def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool
 
 
 def warnings(launch: Launch) -> list[str]:
-    """Return warnings about this machine's packages that may prevent a model from loading."""
+    """Return warnings about packages on this machine that may prevent a model from loading."""
     if launch.mode != Mode.LLMAPI:
         return []
     try:
@@ -114,7 +115,10 @@ def warnings(launch: Launch) -> list[str]:
 
 
 def check(launch: Launch, models: Sequence[CoreModel]) -> None:
-    """Raise LaunchError if options cannot work, with all of them and the reasons."""
+    """Raise LaunchError if the launch cannot work.
+
+    The message lists all wrong options with reasons.
+    """
     if problems := [*_option_problems(launch), *_model_problems(launch, models)]:
         raise LaunchError("\n".join(problems))
 
@@ -149,7 +153,7 @@ def _llmapi_problems(launch: Launch, models: Sequence[CoreModel], here: Path) ->
             "--oversubscribe: it is an option of mpirun, and the LLM API starts its workers "
             "itself; with --world-size mpirun starts them"
         )
-    # Refuse to start in a folder with a package tensorrt_llm: Python searches the working directory
+    # Refuse to start in a folder with a package tensorrt_llm. Python searches the working directory
     # first, so the engine's workers would import that package.
     if (package := here / "tensorrt_llm" / "__init__.py").exists():
         problems.append(
@@ -219,13 +223,13 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
             is_llmapi=True,
             instances=model.instance_count,
         )
-    # The GPT repository names the parameter engine_dir.
+    # Read either parameter: the GPT repository names it engine_dir.
     engine_dir = _get_parameter(model.parameters, "gpt_model_path") or _get_parameter(
         model.parameters, "engine_dir"
     )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
-    # Leave errors to the ranks: perhaps only their machines can read the engine.
+    # Leave errors to the ranks: the engine may be readable only on their machines.
     except ConfigError:
         world_size = None
     return CoreModel(
@@ -238,6 +242,6 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
 
 
 def _get_parameter(parameters: Mapping[str, str], name: str) -> str:
-    """Return a parameter's value; "" if unset or still a placeholder `${...}`."""
+    """Return a parameter's value; "" if it is unset or an unfilled placeholder `${...}`."""
     value = parameters.get(name, "")
     return "" if value.startswith("${") else value

@@ -1,4 +1,4 @@
-"""Translation of an engine plan to parameters of the llmapi repository and gateway settings."""
+"""Translation of an engine plan to parameters of the llmapi repository, and to gateway settings."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ops.deployment.intent import Intent
 from triton_repo.parameters import Value
 
 LLMAPI = "llmapi"
-"""Value of the gateway's setting triton_mode for the llmapi repository."""
+"""Value of the gateway setting triton_mode for the llmapi repository."""
 
 
 def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
-    """Return the llmapi repository's template parameters that follow from the plan.
+    """Return the llmapi repository's template parameters for a plan.
 
-    `model` is not among them.
+    The parameter `model` is not included.
     """
     intent, kv = plan.intent, plan.memory.kv_cache
     found: dict[str, Value] = {
@@ -26,7 +26,7 @@ def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
         "max_seq_len": intent.max_seq_len,
     }
     if intent.max_num_tokens < intent.max_seq_len:
-        # Without chunked prefill, prompts longer than max_num_tokens would be refused.
+        # Enable chunked prefill: without it, prompts above max_num_tokens would be refused.
         found["enable_chunked_prefill"] = True
     if kv is not None:
         found["free_gpu_memory_fraction"] = kv.fraction
@@ -43,13 +43,13 @@ def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
 def llmapi_settings(intent: Intent) -> dict[str, str]:
     """Return gateway settings by their names in `Settings`.
 
-    The value is "" for a setting that the operator has to fill in.
+    The value is "" for a setting that the operator must fill in.
     """
     found = {
         "triton_mode": LLMAPI,
         "tokens_per_block": str(TOKENS_PER_BLOCK),
-        # Send a quarter more requests than the batch holds, so that the engine never idles. All
-        # others wait in the gateway, which schedules tenants fairly.
+        # Send a quarter more requests than the batch holds, to keep the engine busy. All others
+        # wait in the gateway, which schedules tenants fairly.
         "replica_in_flight": str(intent.max_batch_size * 5 // 4),
     }
     return found | ({"peft_dir": ""} if intent.lora_modules else {})

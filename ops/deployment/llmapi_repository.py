@@ -19,7 +19,8 @@ def write_llmapi(fields: Mapping[str, Any], destination: Path, name: str = CORE)
 
     Args:
         fields: `model`, `tokenizer_dir` if the model's folder has no tokenizer, `decoupled`, and a
-            mapping `parameters` of other template parameters. Existing folders become absolute.
+            mapping `parameters` of other template parameters. Paths of existing folders become
+            absolute.
         destination: folder of the new repository.
         name: the model's name in Triton.
 

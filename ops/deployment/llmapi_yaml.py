@@ -15,24 +15,27 @@ from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 
 MODEL_YAML = "model.yaml"
 LLM_CONFIG_PATH = "LLM_CONFIG_PATH"
-"""Environment variable of Triton: a file to use instead of model.yaml, below the version folder."""
+"""Variable in Triton's environment with the file to read instead of model.yaml.
+
+The path is relative to the version folder.
+"""
 TRITON_CONFIG = "triton_config"
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 
 class LlmapiYamlError(ValueError):
-    """The file cannot be read or parsed; the message has the path, the line and the reason."""
+    """The file cannot be read or parsed. The message has the path, the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlmapiYaml:
-    """A parsed model.yaml, which has a mapping at the top level."""
+    """A parsed model.yaml, whose top level is a mapping."""
 
     path: Path
     document: MarkedYaml
 
     def get(self, *keys: str) -> Any:
-        """Return the value at a path of keys; None if the value is null or absent."""
+        """Return the value at a path of keys; None if it is null or absent."""
         value = self.document.data
         for name in keys:
             value = value.get(name) if isinstance(value, dict) else None
@@ -43,22 +46,25 @@ class LlmapiYaml:
         return isinstance(around, dict) and keys[-1] in around
 
     def count(self, *keys: str) -> int | None:
-        """Return the integer at a path of keys; None if absent or no integer."""
+        """Return the integer at a path of keys; None if it is absent or not an integer."""
         found = self.get(*keys)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def at(self, *keys: str) -> str:
-        """Return the location of the value, or of its closest existing parent, as FILE:LINE."""
+        """Return the location of a value as FILE:LINE.
+
+        If it is absent, use its closest existing parent.
+        """
         return f"{self.path.name}:{self.document.find_line(keys)}"
 
     @property
     def is_ours(self) -> bool:
-        """True if the file is of this project's llmapi repository, not of upstream's."""
+        """True if the file belongs to this project's llmapi repository, not to upstream's."""
         return self.has(TRITON_CONFIG, "behaves_as")
 
     @property
     def world_size(self) -> int:
-        """Number of GPUs of one engine. The LLM API runs a process for each."""
+        """Number of GPUs of one engine. The LLM API runs one process per GPU."""
         return math.prod(self.count(name) or 1 for name in _PARALLEL)
 
 

@@ -1,4 +1,4 @@
-"""Translation of PEFT's LoRA module names to TensorRT-LLM's, which an engine is built with."""
+"""Translation of LoRA module names from PEFT's to TensorRT-LLM's, for building an engine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _ATTENTION = ("attn_q", "attn_k", "attn_v")
 def engine_modules(names: Sequence[str], base: BaseModel) -> tuple[str, ...]:
     """Return the TensorRT-LLM modules to build the engine with, in the order of their ids.
 
-    Any of attn_q, attn_k and attn_v selects all three, because TensorRT-LLM requires all or none.
+    If attn_q, attn_k or attn_v is requested, all three are returned: TensorRT-LLM requires all or
+    none.
 
     Args:
-        names: names as in PEFT's `target_modules` (`q_proj`), which may each select several
-            modules; TensorRT-LLM's names (`attn_q`); or only `all`.
+        names: names as in PEFT's `target_modules` (`q_proj`), each of which may select several
+            modules; or TensorRT-LLM's names (`attn_q`); or only `all`.
         base: the model; its `architecture` determines the allowed names.
 
-    Raises ValueError for unknown names; the message lists the allowed ones.
+    Raises ValueError for unknown names. The message lists the allowed names.
     """
     projections = family(base).projections
-    # Allow the modules of fused projections and of their parts.
+    # Allow fused projections, and the modules that they join.
     by_module = {module for projection in projections.values() for module in _modules(projection)}
     if list(names) == [ALL]:
         return _in_order(projection.module for projection in projections.values())

@@ -1,8 +1,8 @@
-"""GPU memory that an engine needs, and what remains for KV cache and LoRA adapters.
+"""GPU memory that an engine needs, and the memory that remains for KV cache and LoRA adapters.
 
-All sizes are bytes on one GPU; if ranks differ, on the GPU with the least free memory. Weights and
-KV cache are exact up to alignment. The workspace is an estimate, because TensorRT determines its
-size during the build.
+All sizes are bytes on one GPU. If the ranks differ, it is the GPU with the least free memory.
+Weights and KV cache are exact up to alignment. The workspace is an estimate, because TensorRT
+determines its size during the build.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ops.deployment.gpus import Gpu
 from ops.deployment.intent import Intent, base_model
 
 LOGIT_BYTES = 4  # logits are float32 unless an engine is built otherwise
-# Rough estimates: the CUDA context, cuBLAS and TensorRT; NCCL and all-reduce buffers, which are
-# only needed with several GPUs.
+# Rough estimates. The first is for the CUDA context, cuBLAS and TensorRT. The second is for buffers
+# of NCCL and all-reduce, which are needed only with several GPUs.
 RUNTIME_BYTES = 1024**3
 COMMUNICATION_BYTES = 512 * 1024**2
-# Defaults of kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction in TensorRT-LLM.
+# TensorRT-LLM's defaults of kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction.
 KV_FRACTION = 0.9
 LORA_FRACTION = 0.05
 
@@ -31,7 +31,7 @@ class LoraCachePlan:
     """LoRA cache parameters of the `tensorrt_llm` model.
 
     Attributes:
-        adapters: number of adapters of the largest rank that the caches hold.
+        adapters: number of adapters of the largest rank that fit in the caches.
         bytes: size of the host cache, and also of the GPU cache.
         optimal_adapter_size: lora_cache_optimal_adapter_size, a rank.
         max_adapter_size: lora_cache_max_adapter_size, a rank.
@@ -51,8 +51,8 @@ class KvCachePlan:
         bytes: size of the pool.
         tokens: capacity of the pool in tokens.
         fraction: kv_cache_free_gpu_mem_fraction.
-        lora_fraction: lora_cache_gpu_memory_fraction, relative to the memory outside the pool; None
-            without LoRA.
+        lora_fraction: lora_cache_gpu_memory_fraction, which is relative to the memory outside the
+            pool; None without LoRA.
     """
 
     bytes: int
@@ -65,7 +65,7 @@ class KvCachePlan:
 class MemoryPlan:
     """Use of one GPU's memory, in bytes.
 
-    `kv_cache` is None if the GPU is unknown or has no memory left for a KV cache.
+    `kv_cache` is None if the GPU is unknown, or no memory is left for a KV cache.
     """
 
     gpu: Gpu | None
@@ -76,14 +76,14 @@ class MemoryPlan:
     kv_cache: KvCachePlan | None
 
     def fits(self, intent: Intent) -> bool | None:
-        """Return True if one request of the largest size can run; None if the GPU is unknown."""
+        """Return True if a request of the largest size can run; None if the GPU is unknown."""
         if self.gpu is None:
             return None
         return self.kv_cache is not None and self.kv_cache.tokens >= largest_request(intent)
 
 
 def largest_request(intent: Intent) -> int:
-    """Return the tokens that the largest request occupies in the KV cache when it ends.
+    """Return the number of tokens that the largest request has in the KV cache at its end.
 
     Beams share the prompt's tokens.
     """
@@ -94,7 +94,7 @@ def largest_request(intent: Intent) -> int:
 def parameter_count(checkpoint: Checkpoint) -> int:
     """Return the number of weights of the complete model, as model cards state it.
 
-    Tied tables count once.
+    A tied embedding counts once.
     """
     hidden, vocab = checkpoint.hidden_size, checkpoint.vocab_size
     tables = vocab * hidden * (1 if checkpoint.tied_embeddings else 2)
@@ -106,9 +106,10 @@ def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
     """Return the bytes of the weights on one rank.
 
     Tensor parallelism splits a layer's matrices and lm_head, but not norms, router and embedding.
-    If there are fewer KV heads than ranks, several ranks hold the same head. Pipeline stages hold
-    complete layers. The first stage also holds the embedding, which is larger than the last stage's
-    part of lm_head. Tied tables count twice, because only some builds share them.
+    If there are fewer KV heads than ranks, several ranks have copies of the same head. Pipeline
+    stages consist of complete layers. The first stage also has the embedding, which is larger than
+    the last stage's part of lm_head. A tied embedding counts twice, because only some builds share
+    it.
     """
     table = checkpoint.vocab_size * checkpoint.hidden_size
     head = math.ceil(table / intent.tp)
@@ -118,7 +119,7 @@ def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, intent: Intent, item_bytes: int = ITEM_BYTES) -> int:
-    """Return the KV cache bytes of one token on one rank, in all of the rank's layers."""
+    """Return the KV cache bytes of one token on one rank, for all layers of the rank."""
     layers = math.ceil(checkpoint.num_hidden_layers / intent.pp)
     return 2 * layers * _kv_size(checkpoint, intent.tp) * item_bytes
 
@@ -126,10 +127,10 @@ def kv_bytes_per_token(checkpoint: Checkpoint, intent: Intent, item_bytes: int =
 def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
     """Return an estimate of the bytes of activations, logits and the runtime's own memory.
 
-    Activations per token of a step: the residual and its norm, and the larger of two sets: queries,
-    keys, values and attention output; or the MLP's two halves and their product. Logits: one row
-    for the last token of each beam, and twice as much for sampling. With gathered context logits,
-    one more row for every token of a step.
+    Activations, per token of a step: the residual and its norm, plus the larger of two sets. One
+    set is queries, keys, values and attention output; the other is the MLP's two halves and their
+    product. Logits: one row for the last token of each beam, and twice as much for sampling. With
+    gathered context logits, one more row for every token of a step.
     """
     tokens = intent.max_num_tokens
     q = checkpoint.num_attention_heads * checkpoint.head_size // intent.tp
@@ -147,7 +148,7 @@ def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
 def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
     """Return the LoRA cache parameters; None for an engine without LoRA.
 
-    The caches hold `intent.lora_adapters` adapters of all modules and the largest rank.
+    The caches hold `intent.lora_adapters` adapters that change all modules with the largest rank.
     """
     if not intent.lora_modules:
         return None
@@ -165,7 +166,7 @@ def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
 
 
 def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> MemoryPlan:
-    """Return the memory plan of one rank on `gpu`; None if the GPU is unknown."""
+    """Return the memory plan of one rank on `gpu`. If the GPU is None, the plan has no KV cache."""
     weights, workspace = weight_bytes(checkpoint, intent), workspace_bytes(checkpoint, intent)
     per_token = kv_bytes_per_token(checkpoint, intent)
     lora = lora_cache(checkpoint, intent)
@@ -181,9 +182,10 @@ def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> Memo
 
 
 def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePlan | None:
-    """Return the KV cache's share of `free` bytes: at most `KV_FRACTION`.
+    """Divide `free` bytes between KV cache and LoRA cache; None if no memory is left.
 
-    The LoRA cache gets the memory that it needs first. Return None if no memory is left.
+    The LoRA cache gets the memory that it needs. The KV cache gets at most the fraction
+    `KV_FRACTION`.
     """
     if free <= 0:
         return None
@@ -191,7 +193,7 @@ def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePla
         fraction, lora_fraction = KV_FRACTION, None
     else:
         # Leave a tenth of the memory outside the KV pool unused. Otherwise the LoRA cache's
-        # fraction could be 1, and the runtime would have no memory.
+        # fraction could be 1, and no memory would be left for the runtime.
         possible = math.floor((1 - lora.bytes / (0.9 * free)) * 100) / 100
         if possible <= 0:
             return None
@@ -205,7 +207,7 @@ def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePla
 
 
 def _kv_size(checkpoint: Checkpoint, tp: int) -> int:
-    """Return the number of values in a token's keys, in one layer on one rank."""
+    """Return the number of values in the keys of one token, in one layer on one rank."""
     return max(1, checkpoint.num_key_value_heads // tp) * checkpoint.head_size
 
 
@@ -222,7 +224,8 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
         weights += 2 * checkpoint.head_size
     if checkpoint.attention_bias:
         weights += q + 2 * kv
-        # Llama's and Qwen 3's `attention_bias` also applies to the output; Qwen 2's does not.
+        # Add the output's bias: Llama's and Qwen 3's `attention_bias` includes it, Qwen 2's does
+        # not.
         weights += 0 if kind.qkv_bias else hidden
     if kind.biases:
         weights += (q + 2 * kv) + hidden + mlp + hidden + kind.norms * hidden
@@ -230,7 +233,7 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
 
 
 def _ends(checkpoint: Checkpoint) -> int:
-    """Return the number of weights of the last norm and of learned positions, if any."""
+    """Return the number of weights of the last norm and, if any, of learned positions."""
     hidden = checkpoint.hidden_size
     if checkpoint.kind.biases:
         return 2 * hidden + checkpoint.max_position_embeddings * hidden

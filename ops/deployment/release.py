@@ -1,4 +1,4 @@
-"""Releases of TensorRT-LLM: their engine tools' options, and the templates for each release.
+"""Releases of TensorRT-LLM: the options of their engine tools, and the templates for each.
 
 Sources: the release notes of TensorRT-LLM, `trtllm-build --help` of the releases, and the table of
 containers in `docs/introduction/compatibility.md` of Triton's server.
@@ -13,7 +13,7 @@ from triton_repo.releases import V0_17, V0_19, V0_20
 
 
 class ReleaseError(ValueError):
-    """The text names no known release, or a release older than the supported engine tools."""
+    """The text names no known release, or the engine tools of the release are not supported."""
 
 
 class ToolsRemoved(ReleaseError):
@@ -30,21 +30,23 @@ class Release(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-# LLaMA supports the unified workflow since 0.8; trtllm-build has LoRA options since 0.9.
+# Oldest supported release: LLaMA has the unified workflow since 0.8, trtllm-build has LoRA options
+# since 0.9.
 OLDEST = Release(0, 9)
-# The development line of 1.3 removed the tools in July 2026; 1.2 is the last release with them.
+# The development branch of 1.3 removed the tools in July 2026, so 1.2 is the last release with
+# them.
 REMOVED = Release(1, 3)
 NEWEST = Release(1, 2)
 
 OLDEST_TEMPLATES = Release(0, 17)  # oldest release with templates in this project
-MAX_SEQ_LEN = Release(0, 11)  # first release with --max_seq_len; --max_output_len before
+MAX_SEQ_LEN = Release(0, 11)  # first release with --max_seq_len, earlier --max_output_len
 UNEVEN_STAGES = Release(0, 11)  # first release with pipeline stages of unequal size
-KV_CACHE_TYPE = Release(0, 13)  # first release with --kv_cache_type; --paged_kv_cache before
+KV_CACHE_TYPE = Release(0, 13)  # first release with --kv_cache_type, earlier --paged_kv_cache
 GUIDED_DECODING = Release(0, 19)  # first release with guided decoding in the Triton repository
-MODEL_FOLDERS = Release(0, 20)  # first with examples/models/core/llama; examples/llama before
+MODEL_FOLDERS = Release(0, 20)  # examples/models/core/llama exists since; before, examples/llama
 
 
-# By the first container `tritonserver:YY.MM-trtllm-python-py3` with a release: that release.
+# The release in each container `tritonserver:YY.MM-trtllm-python-py3` that was the first with it.
 _CONTAINERS = {
     (24, 12): Release(0, 16),
     (25, 1): Release(0, 17),
@@ -62,7 +64,7 @@ _RELEASE_OF_TWO_SETS = Release(0, 19)
 
 
 def parse_release(text: str, option: str = "--trtllm-version") -> Release:
-    """Return the release that a TensorRT-LLM version or the tag of Triton's container names.
+    """Return the release of a TensorRT-LLM version, or of the tag of a Triton container.
 
     Args:
         text: a version, such as ``v0.17`` or ``1.2.0rc3``; or a container's tag, such as ``25.08``
@@ -100,10 +102,10 @@ def parse_release(text: str, option: str = "--trtllm-version") -> Release:
 
 
 def read_sets(text: str, option: str = "--trtllm-version") -> tuple[str, ...]:
-    """Return the template sets that match a release or a container, the most likely first.
+    """Return the template sets for a release or a container, the most likely set first.
 
-    Only TensorRT-LLM 0.19 has two sets, because container 25.05 reads other input names than
-    upstream's tag v0.19.0. Raises ToolsRemoved and ReleaseError as `parse_release` does.
+    Only TensorRT-LLM 0.19 has two sets: container 25.05 reads other input names than upstream's tag
+    v0.19.0. Raises ToolsRemoved and ReleaseError like `parse_release`.
     """
     release, numbers = parse_release(text, option), _numbers(text, option)
     if _is_container(numbers):

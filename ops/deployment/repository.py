@@ -26,7 +26,7 @@ from triton_repo.parameters import CORE, MODELS, Value
 from triton_repo.releases import DEFAULT
 from triton_repo.render import RenderError, filled_values, render
 
-# By field of the description: the template parameter's name, where it differs.
+# Names of template parameters, by the description's field, if the names differ.
 _TEMPLATE_NAMES = {"decoupled": "decoupled_mode"}
 _NOT_RENDERED = ("release", "parameters", "local_engine_dir", "local_tokenizer_dir")
 _PATHS = (
@@ -51,9 +51,9 @@ class DeploymentDescription(BaseModel):
 
     `ops.deployment.fields` documents each field. All fields except `release`, `decoupled` and the
     two local folders have the name of a template parameter. `parameters` holds any other template
-    parameters. None selects the value in the engine's config.json, or else the server's default.
-    Paths are absolute after validation. Relative paths start at the YAML file's folder or, without
-    a file, at the working directory.
+    parameters. None selects the value in the engine's config.json or, if that has none, the
+    server's default. Paths are absolute after validation. Relative paths start at the YAML file's
+    folder or, without a file, at the working directory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,10 +84,11 @@ class DeploymentDescription(BaseModel):
     lora_cache_host_memory_bytes: int | None = Field(None, ge=1)
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     xgrammar_tokenizer_info_path: Path | None = None
-    # Each process needs about 100 MB. With a single one, requests of the text interface would wait
-    # for each other.
+    # Default to two processes of about 100 MB each. With a single process, requests of the text
+    # interface would wait for each other.
     preprocessing_instance_count: int = Field(2, ge=1)
-    # One process: two would decode parts of one streamed answer in parallel, and reorder them.
+    # Default to one process: two could decode parts of a streamed answer in parallel, and reorder
+    # the parts.
     postprocessing_instance_count: int = Field(1, ge=1)
     bls_instance_count: int = Field(4, ge=1)
     parameters: dict[str, Value] = Field({})
@@ -104,7 +105,7 @@ class DeploymentDescription(BaseModel):
     def _release(cls, found: object) -> str | None:
         """Return the name of the release's template set.
 
-        Restores the last zero of 0.20 and 25.10, which YAML parses as numbers.
+        YAML parses 0.20 and 25.10 as numbers, so the last zero is restored first.
         """
         if found is None:
             return None
@@ -122,7 +123,7 @@ class DeploymentDescription(BaseModel):
         return None if path is None else folder.absolute() / path
 
     def locate(self, field: str) -> str:
-        """Return the location of a field's value as `FILE:LINE: `; "" if not from a file."""
+        """Return the location of a field's value as `FILE:LINE: `; "" if it is not from a file."""
         return self._locations.get(field, "")
 
 
@@ -131,7 +132,7 @@ def _template_name(field: str) -> str:
 
 
 def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields. Entries of `parameters` that name a field are moved to that field.
+    """Return the fields. If an entry of `parameters` is a field, it is moved to that field.
 
     Raises ValueError if a value is given twice.
     """
@@ -182,7 +183,10 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Deploym
 
 
 def from_fields(fields: Mapping[str, Any]) -> DeploymentDescription:
-    """Return the description with these fields. Raises DescriptionError with every wrong field."""
+    """Return a description with these fields.
+
+    Raises DescriptionError that lists all wrong fields.
+    """
     return _build_description(fields, Path.cwd(), {})
 
 
@@ -199,7 +203,7 @@ def _build_description(
 
 
 def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """Return the error message for one problem that pydantic found."""
+    """Return the error message for a problem that pydantic found."""
     # Drop the type from the path: pydantic reports a wrong entry of `parameters` once per type.
     parts = [str(part) for part in problem["loc"]][:2]
     name = ".".join(parts)
@@ -223,7 +227,7 @@ def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
 
 
 def _find_locations(document: MarkedYaml, path: Path) -> dict[str, str]:
-    """Return the location of each field, and of each entry in `parameters`, as `FILE:LINE: `."""
+    """Return the location of each field, and of each entry of `parameters`, as `FILE:LINE: `."""
     names: list[tuple[Any, ...]] = [(name,) for name in document.data]
     parameters = document.data.get("parameters")
     if isinstance(parameters, dict):
@@ -241,7 +245,7 @@ def template_parameters(
         engine: configuration of an engine that is not built yet; None reads the config.json in
             `local_engine_dir` or, if that is None, in `engine_dir`.
 
-    Raises DescriptionError with every contradiction to the engine or the templates.
+    Raises DescriptionError, which lists all contradictions to the engine and the templates.
     """
     engine_dir = description.local_engine_dir or description.engine_dir
     engine = engine or _read_engine(description)
@@ -278,13 +282,13 @@ def write(
     engine: EngineConfig | None = None,
     core_name: str = CORE,
 ) -> dict[str, Value]:
-    """Write the repository's five models and return the template parameters that were filled in.
+    """Write the repository's five models. Return the template parameters that were filled in.
 
     Args:
         description: the description.
         destination: folder of the new repository.
         engine: configuration of an engine that is not built yet, as in `template_parameters`.
-        core_name: name in Triton of the model that runs the engine.
+        core_name: the name that the model with the engine gets in Triton.
 
     Raises DescriptionError before anything is written.
     """
@@ -327,10 +331,10 @@ def _list_given_values(description: DeploymentDescription) -> dict[str, Value]:
 
 
 def _from_engine(engine: EngineConfig, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the template parameters that follow from the engine, as defaults."""
+    """Return the template parameters that follow from the engine, to be used as defaults."""
     inflight = values["batching_strategy"] != "V1"
     decided: dict[str, Value] = {
-        # Use float32, TensorRT-LLM's own default, if the engine does not state the type.
+        # Use float32, TensorRT-LLM's default, if the engine does not state the type.
         "logits_datatype": DATA_TYPES.get(engine.logits_dtype or "", "TYPE_FP32"),
         "encoder_input_features_data_type": "TYPE_FP16",
         # Always set the parameter, because its default differs between releases.

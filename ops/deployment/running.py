@@ -1,4 +1,4 @@
-"""Runner that starts a launch's ranks in the foreground and ends all their processes.
+"""Runner that starts the ranks of a launch in the foreground, and ends all their processes.
 
 See decision 095 in docs/decisions.
 """
@@ -36,15 +36,15 @@ MPIRUN_GRACE = 3.0  # seconds from SIGTERM; mpirun kills its children within one
 
 
 def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
-    """Start the ranks, and run until a signal or until a rank ends.
+    """Start the ranks, and run until a signal arrives or a rank ends.
 
     Return the exit code: 0 after a signal, 1 if the ranks fail to start or end by themselves. No
     process remains. Only the line `ready: URL` is written to stdout.
 
     Args:
         launch: the launch.
-        find_server: use the tritonserver of this machine instead of `launch.tritonserver`.
-        force: start even if a tritonserver runs already.
+        find_server: True to use this machine's tritonserver instead of `launch.tritonserver`.
+        force: True to start even if a tritonserver is already running.
     """
     try:
         if (found := other_servers()) and not force:
@@ -76,14 +76,14 @@ def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
 
 
 class Ranks:
-    """The processes of a launch. A context manager, at whose end no process is left.
+    """The processes of a launch. A context manager that leaves no process at its end.
 
-    Use this class in the main thread of a process that has no other children. The first SIGINT,
+    Use this class in the main thread of a process without other child processes. The first SIGINT,
     SIGTERM or SIGHUP stops the ranks gracefully, the second immediately.
     """
 
     def __init__(self, launch: Launch, environ: Mapping[str, str]) -> None:
-        """Prepare the launch without starting it; `environ` is the ranks' environment."""
+        """Prepare the launch without starting it. `environ` is the environment of the ranks."""
         self._launch = launch
         self._family = ProcessFamily()
         self._env = self._family.environment(dict(environ) | environment(launch))
@@ -104,15 +104,15 @@ class Ranks:
         self._guard.close()
 
     def start(self) -> bool:
-        """Start the ranks. Return True once rank 0 is ready, False after an earlier signal.
+        """Start the ranks. Return True when rank 0 is ready, False if a signal has arrived.
 
-        Raises StackError if a rank cannot be started or ends.
+        Raises StackError if a rank cannot be started, or ends.
         """
         for option in ("http", "grpc", "metrics"):
             _check_port(option, getattr(self._launch, f"{option}_port"))
         try:
             # Start a new session: a terminal's Ctrl-C then reaches only this process. Send output
-            # to stderr, because stdout is for the ready line.
+            # to stderr, because stdout is for the line `ready: URL`.
             self._process = subprocess.Popen(
                 command(self._launch),
                 env=self._env,
@@ -130,7 +130,8 @@ class Ranks:
         while not answers_ok(ready):
             if not self._go_on():
                 return False
-        # Check again: the ranks may have failed, and another server on the port answered.
+        # Check the process again: if the ranks failed, the answer was from another server on the
+        # port.
         self._check_process()
         self._pids = self._find_ranks()
         if 0 not in self._pids:
@@ -138,14 +139,14 @@ class Ranks:
         return True
 
     def watch(self) -> None:
-        """Wait until a signal arrives. Raises StackError if a rank ends before."""
+        """Wait for a signal. Raises StackError if a rank ends before."""
         while self._go_on():
             ended = [rank for rank, pid in self._pids.items() if not (PROC / str(pid)).exists()]
             if ended:
                 raise StackError(f"rank {ended[0]} ended")
 
     def _go_on(self) -> bool:
-        """Return False after a signal; else wait for one poll period and return True."""
+        """Return False after a signal. Otherwise wait for one poll period and return True."""
         if self._signals:
             return False
         self._check_process()
@@ -168,7 +169,8 @@ class Ranks:
             for arguments, rank in wanted.items():
                 if member.arguments[-len(arguments) :] != arguments:
                     continue
-                # Prefer the shortest command line: a launcher's may end with the server's.
+                # Prefer the shortest command line: the command line of a launcher may end with the
+                # server's command line.
                 if rank not in found or len(member.arguments) < len(found[rank].arguments):
                     found[rank] = member
         return {rank: member.pid for rank, member in found.items()}
@@ -191,7 +193,7 @@ class Ranks:
     def _wait_for_end_of(self, pid: int, grace: float) -> None:
         """Wait up to `grace` seconds until process `pid` ends. A second signal ends the wait.
 
-        The wait also ends when the launched process ends.
+        The wait also ends when the process that was launched ends.
         """
         deadline = time.monotonic() + grace
         while (PROC / str(pid)).exists() and time.monotonic() < deadline and self._signals < 2:
@@ -201,7 +203,7 @@ class Ranks:
             time.sleep(0.02)
 
     def _sweep(self) -> None:
-        """Kill the launch's remaining processes, then remove the shared memory they left."""
+        """Kill the launch's remaining processes, then remove the shared memory that they left."""
         self._family.kill()
         new = _regions(self._launch.servers) - self._regions_before
         for region in new - _mapped_regions():
@@ -214,11 +216,11 @@ class Ranks:
 def other_servers() -> list[int]:
     """Return the process ids of the tritonservers on this machine that are visible in /proc.
 
-    Zombies do not count; a container without an init process collects them.
+    Zombies are not returned; they may remain in a container without an init process.
     """
     found = []
     for path in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):  # the process has ended since
+        with suppress(OSError):  # the process may have ended meanwhile
             head, _, rest = path.read_text(errors="replace").rpartition(")")
             pid, _, name = head.partition(" (")
             if name == "tritonserver" and rest.split()[0] not in "ZX":
@@ -227,7 +229,7 @@ def other_servers() -> list[int]:
 
 
 def _check_port(option: str, port: int) -> None:
-    """Raise StackError if the port is in use. Triton itself checks only once models are loaded."""
+    """Raise StackError if the port is in use. Triton would check only after loading the models."""
     try:
         with socket.create_server(("", port)):
             pass
@@ -243,9 +245,9 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _regions(world_size: int) -> set[Path]:
-    """Return the shared memory files of ranks below `world_size`, including other launches' files.
+    """Return the shared memory files of the ranks below `world_size`.
 
-    All launches use the same prefixes.
+    Files of other launches are included, because all launches use the same prefixes.
     """
     return {
         region
@@ -255,7 +257,7 @@ def _regions(world_size: int) -> set[Path]:
 
 
 def _mapped_regions() -> set[Path]:
-    """Return the shared memory files that a running process has mapped."""
+    """Return the shared memory files that running processes have mapped."""
     mapped = re.compile(rf"{SHARED_MEMORY}/{SHM_PREFIX}\S+")
     found: set[Path] = set()
     for folder in PROC.glob("[0-9]*"):

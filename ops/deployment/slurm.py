@@ -1,6 +1,6 @@
-"""Scripts that start an engine's ranks on several nodes: one for sbatch, one for each rank.
+"""Scripts that start an engine's ranks on several nodes: one for sbatch, and one for each rank.
 
-The scripts follow tensorrtllm_backend's guide for Slurm. srun speaks PMIx to the ranks, so mpirun
+The scripts follow tensorrtllm_backend's guide for Slurm. srun starts the ranks with PMIx, so mpirun
 is not needed. The variable SLURM_PROCID is the rank.
 """
 
@@ -28,14 +28,14 @@ WORKERS_GRACE = 10  # seconds after which srun kills the other ranks once one ha
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Options of a Slurm job; None leaves an option to the cluster's defaults.
+    """Options of a Slurm job. None selects the cluster's default.
 
     Attributes:
-        gpus_per_node: GPUs of a node; one rank runs for each.
+        gpus_per_node: number of GPUs of a node, which is also the number of its ranks.
         time: time limit in Slurm's format, such as 1-00:00:00.
         container_image: the image to run in, for clusters with Pyxis.
         container_mounts: the container's mounts, as FROM:TO,FROM:TO.
-        folder: folder for the scripts and logs; all nodes must see it.
+        folder: folder for the scripts and logs, which all nodes must be able to access.
     """
 
     nodes: int = 1
@@ -54,10 +54,10 @@ class Job:
 
 
 def compose_scripts(launch: Launch, job: Job) -> dict[Path, str]:
-    """Return the texts of the scripts by path, the script for sbatch first.
+    """Return the texts of the scripts by path. The script for sbatch is the first.
 
-    `launch.world_size` must equal `job.world_size`. Raises LaunchError if options do not work with
-    Slurm.
+    `launch.world_size` must equal `job.world_size`. Raises LaunchError if an option does not work
+    with Slurm.
     """
     _check(launch, job)
     folder = job.folder.absolute()
@@ -152,7 +152,7 @@ def _rank_script(launch: Launch) -> str:
         return _llmapi_script(launch)
     leader = _quote(shared_arguments(launch, is_leader=True), "\n      ")
     worker = _quote(shared_arguments(launch, is_leader=False), "\n      ")
-    # Do not quote this argument with shlex: the shell has to substitute the rank.
+    # Do not quote this argument, because the shell must replace the variable with the rank.
     shm = shm_argument("${SLURM_PROCID}")
     return f"""#!/bin/bash
 # One rank of the engine; srun starts it. Rank 0 serves, the others load the engine alone.

@@ -1,4 +1,4 @@
-"""Charts as SVG: line plots, bars, and panels in a row or a column."""
+"""Charts as SVG: line plots, bars, and panels in a row or column."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from html import escape
 
 _WIDTH, _HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 200, 50, 60
-# Okabe and Ito's palette, which colour-blind readers can distinguish.
+# Colours by Okabe and Ito, which colour-blind readers can distinguish.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a plot through `points`, in order.
+    """A line of a plot, which connects `points` in their order.
 
     `dashes` is an SVG stroke-dasharray; "" draws a solid line.
     """
@@ -28,14 +28,17 @@ class Series:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis. `share` maps a value to its position on the axis: 0 at the start, 1 at the end."""
+    """An axis of a chart.
+
+    `share` maps a value to its relative position on the axis: 0 at the start, 1 at the end.
+    """
 
     ticks: Sequence[float]
     share: Callable[[float], float]
 
 
 def levels(values: Sequence[float]) -> Scale:
-    """Return a scale with a tick for each value, equally spaced."""
+    """Return a scale with a tick for each value. The ticks are equally spaced."""
     ticks = sorted(set(values))
     places = {tick: n / (len(ticks) - 1) if len(ticks) > 1 else 0.5 for n, tick in enumerate(ticks)}
     return Scale(ticks, places.__getitem__)
@@ -50,7 +53,7 @@ def linear(values: Sequence[float]) -> Scale:
 def logarithmic(values: Sequence[float]) -> Scale:
     """Return a logarithmic scale that covers the values, with ticks at 1, 2, 5, 10, 20 and so on.
 
-    The scale has at least two ticks. Values must be positive.
+    The scale has at least two ticks. The values must be positive.
     """
     least, most = min(values, default=1.0), max(values, default=10.0)
     ticks = [
@@ -66,7 +69,7 @@ def logarithmic(values: Sequence[float]) -> Scale:
 
 
 def graph(title: str, across: str, up: str, lines: Sequence[Series], x: Scale, y: Scale) -> str:
-    """Return a line plot as SVG elements; `across` and `up` are the labels of the axes."""
+    """Return a line plot as SVG elements. `across` and `up` are the labels of the x and y axis."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def to_x(value: float) -> float:
@@ -109,7 +112,7 @@ def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
 
 
 def svg(panels: Sequence[str], *, down: bool = False) -> str:
-    """Return an SVG file of panels, from left to right or, with `down`, from top to bottom."""
+    """Return an SVG file with panels, from left to right or, if `down` is set, downwards."""
     step = (0, _HEIGHT) if down else (_WIDTH, 0)
     width, height = _WIDTH + step[0] * (len(panels) - 1), _HEIGHT + step[1] * (len(panels) - 1)
     parts = [

@@ -1,4 +1,7 @@
-"""Load test target: the llmapi repository's model over gRPC. Responses have no token counts."""
+"""Load test target: the llmapi repository's model, over gRPC.
+
+Its responses have no token counts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ops.loadtest.targets import RequestFailed
 
 
 class LlmapiTarget:
-    """Target that counts output tokens itself, because responses do not state a number.
+    """Target that counts the output tokens itself, because responses do not have the number.
 
     If the model reports that the answer reached the limit, the count is the limit. Otherwise the
     tokenizer counts the tokens of the complete text.

@@ -1,4 +1,4 @@
-"""Measurement of `gateway bench`: runs of every mode at every concurrency, with equal requests."""
+"""Measurement of `gateway bench`: each mode at each concurrency, with the same requests."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MAX_TURNS, _TURN = 10, 4
 class Servers:
     """Addresses of the servers, and names of the models to measure.
 
-    None for `triton` or `gateway` selects the address of the local stack's server. None for
-    `chat_model` selects the gateway's first model.
+    If `triton` or `gateway` is None, the address of the local stack's server is used. If
+    `chat_model` is None, the gateway's first model is used.
     """
 
     triton: str | None
@@ -49,10 +49,10 @@ class Servers:
     timeout_s: float
 
     def with_defaults(self, state_dir: Path) -> Servers:
-        """Return a copy in which no address is None.
+        """Return a copy with all addresses set.
 
-        Missing addresses are those of the local stack in `state_dir`, or the default ports if no
-        stack runs there.
+        Missing addresses are those of the local stack in `state_dir`. If no stack runs there, they
+        are the default ports on this machine.
         """
         try:
             state = StackState.read(state_dir)
@@ -69,14 +69,14 @@ class Servers:
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """The load.
+    """The load that the test generates.
 
     Attributes:
-        levels: the concurrencies to measure; None is without limit.
+        levels: the concurrencies to measure; None is no limit.
         rate: requests per second; -1 sends all at once.
         arrivals: distribution of the time between requests.
-        requests: largest number of requests in a run.
-        max_input: longest prompt in tokens; None is without limit.
+        requests: maximum number of requests in a run.
+        max_input: maximum length of a prompt in tokens; None is no limit.
         warm_up: number of requests before the measurement.
     """
 
@@ -101,7 +101,7 @@ class BenchPlan:
 
 
 async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
-    """Measure each mode at each concurrency. Return one run per mode and concurrency.
+    """Measure each mode at each concurrency. Return a run for each mode and concurrency.
 
     Raises:
         GatewayError: a server cannot be reached or refuses a request.
@@ -127,7 +127,7 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
         times = send_times(len(requests), load.rate, load.arrivals, random.Random(load.seed))
         rounds = [(target, level) for target in targets for level in load.levels]
         if len(rounds) > 1:
-            # Fill the KV cache first. Otherwise only the first run would start with an empty cache.
+            # Fill the KV cache first: otherwise only the first run would start with an empty cache.
             await _prime(targets[0], requests, plan, progress)
         for target in targets:
             await _warm_up(target, requests[0], plan, progress)
@@ -154,10 +154,10 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
 
 
 def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
-    """Return the parts in which to send the requests, alternating between the modes.
+    """Split the requests into slices, which are sent to the modes alternately. Return the slices.
 
-    Alternation lets other load on the machine affect all modes equally. The load is only split if
-    concurrency limits it, into parts that are long enough to reach the concurrency.
+    Other load on the machine then affects all modes equally. The requests are split only if the
+    concurrency is limited. Each slice is long enough to reach the concurrency.
     """
     turns = 1
     if modes > 1 and level is not None and load.rate == -1:
@@ -215,7 +215,7 @@ async def _target(
 async def _prime(
     target: BenchTarget, requests: list[BenchRequest], plan: BenchPlan, progress: Progress
 ) -> None:
-    """Send every prompt once, with one output token, to fill the engine's KV cache."""
+    """Send every prompt once, for one output token, to fill the engine's KV cache."""
     progress.begin("every prompt once, for the KV cache")
     once = [replace(request, output_tokens=1) for request in requests]
     await run(target, once, [0.0] * len(once), 8, plan.servers.timeout_s, lambda *_: None)

@@ -20,8 +20,8 @@ _SERIES = {
 def latency_against_load(runs: Sequence[BenchRun]) -> str:
     """Return an SVG plot of latency in milliseconds (logarithmic) against concurrency.
 
-    The measured concurrencies are equally spaced. A run without a limit counts as concurrency
-    equal to its number of requests.
+    The measured concurrencies are equally spaced. The concurrency of a run without limit is its
+    number of requests.
     """
     lines = _build_series(runs)
     across = levels([x for line in lines for x, _ in line.points])

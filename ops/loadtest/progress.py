@@ -1,4 +1,4 @@
-"""Progress display of a run: one line, rewritten, on a terminal; new lines in a file."""
+"""Progress display of a run: one line that is updated on a terminal, or new lines in a file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ops.loadtest.sample import BenchRun, percentile
 
 _PARTS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-# By name in benchmark_core_model.py's table: the column's name in its CSV, where they differ.
+# Names of the columns in benchmark_core_model.py's CSV, by the name in its table, if they differ.
 _CSV_NAMES = {
     "Avg. IP tokens per request": "Avg. Input tokens per request",
     "Avg. OP tokens per request": "Avg. Output tokens per request",
@@ -25,9 +25,9 @@ Stats = Mapping[str, float]
 def stats(run: BenchRun) -> Stats:
     """Return the run's statistics by name; nan if nothing was measured.
 
-    The names of benchmark_core_model.py come first, then this project's. Times and rates cover
-    successful requests only. "Avg. InFlight requests" is the sum of all latencies divided by the
-    run's duration.
+    The statistics of benchmark_core_model.py come first, then those of this project. Times and
+    rates are of successful requests only. "Avg. InFlight requests" is the sum of all latencies
+    divided by the duration of the run.
     """
     good, seconds = run.good, run.seconds
     latencies = [1000 * sample.latency for sample in good]
@@ -56,9 +56,9 @@ def stats(run: BenchRun) -> Stats:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """Return a table for each concurrency, with a column per mode.
+    """Return a table for each concurrency, with a column for each mode.
 
-    With several modes, another column has the last mode's values minus the first mode's.
+    With several modes, another column has the values of the last mode minus those of the first.
     """
     blocks = ["\n".join(dict.fromkeys(f"{run.mode}: {run.what}" for run in runs))]
     for level in dict.fromkeys(run.concurrency for run in runs):
@@ -82,7 +82,10 @@ def text(runs: Sequence[BenchRun]) -> str:
 
 
 def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
-    """Write a CSV file with a line per run. The columns of benchmark_core_model.py come first."""
+    """Write a CSV file with a line for each run.
+
+    The columns of benchmark_core_model.py come first.
+    """
     tables = [stats(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     with file.open("w", encoding="utf-8", newline="") as lines:
@@ -94,9 +97,9 @@ def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
 
 
 def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
-    """Write a CSV file with a line per request. Times are in milliseconds.
+    """Write a CSV file with a line for each request. Times are in milliseconds.
 
-    `start_ms` counts from the start of the request's run.
+    `start_ms` is relative to the start of the run.
     """
     with file.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines)
@@ -124,7 +127,7 @@ def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
 
 
 def write_json(runs: Sequence[BenchRun], file: Path) -> None:
-    """Write a JSON list with an object per run.
+    """Write a JSON list with an object for each run.
 
     `samples` has the fields of `ops.loadtest.sample.Sample`, with times in seconds.
     """

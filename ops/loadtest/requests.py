@@ -1,6 +1,6 @@
-"""Requests of a load test: prompts and output lengths from a dataset, normal or histogram.
+"""Requests of a load test. Lengths come from a dataset, normal distributions or histograms.
 
-All random choices are seeded: runs with the same options send the same requests.
+All random choices are seeded, so runs with the same options send the same requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class RequestSource(Protocol):
         Args:
             prompts: the tokenizer.
             count: largest number of requests.
-            max_input: longest prompt in tokens; longer ones are skipped. None is without limit.
+            max_input: maximum length of a prompt in tokens; longer prompts are skipped. None is no
+                limit.
             rng: source of random numbers.
 
         Raises OSError if a file cannot be read, ValueError if its contents are wrong.
@@ -41,12 +42,12 @@ class RequestSource(Protocol):
 
 @dataclass(frozen=True)
 class FromDataset:
-    """Requests from a dataset, a JSON list.
+    """Requests from a dataset, which is a JSON list.
 
     Entries have benchmark_core_model.py's format, ``{"input", "instruction", "output"}``, or
     ShareGPT's, ``{"conversations": [{"from", "value"}, ...]}``. In ShareGPT's format the first
-    message is the prompt and the second the output. The output's length is its number of words
-    times `tokens_per_word`.
+    message is the prompt, and the second is the output. The number of output tokens is the output's
+    number of words times `tokens_per_word`.
     """
 
     file: Path
@@ -81,7 +82,7 @@ class FromDataset:
 class FromNormal:
     """Random prompts with normally distributed lengths in tokens, at least 1.
 
-    `input` and `output` are pairs (mean, standard deviation).
+    `input` and `output` are the pairs (mean, standard deviation) for prompt and output.
     """
 
     input: tuple[float, float]
@@ -98,7 +99,7 @@ class FromNormal:
 class FromHistogram:
     """Random prompts with lengths from the histograms `key` in a JSON `file`.
 
-    Format: ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": {...}}``. The input
+    Format: ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": {...}}``. Input
     lengths (`KEY_ip`) and output lengths (`KEY_op`) are drawn independently.
     """
 
@@ -124,7 +125,7 @@ class FromHistogram:
 
 
 def _pair(entry: Any) -> tuple[str, str] | None:
-    """Return prompt and output of a dataset's entry; None for an entry in an unknown format."""
+    """Return the prompt and the output of a dataset's entry; None for an unknown format."""
     if not isinstance(entry, dict):
         return None
     conversation = entry.get("conversations")
@@ -150,16 +151,16 @@ def _random_prompts(
             continue
         drawn = rng.choices(words, k=input_tokens)
         text = prompts.tokenizer.decode(drawn, skip_special_tokens=False)
-        # Encode again, as text models do: some pairs of words may merge into other tokens.
+        # Encode the text again, as text models do: a pair of words may merge into another token.
         ids = prompts.tokenizer.encode(text, add_special_tokens=False).ids
         found.append(BenchRequest(text, ids, output_tokens))
     return found
 
 
 def _words(prompts: Prompts) -> list[int]:
-    """Return the ids of words that decoding and encoding leaves unchanged.
+    """Return the ids of words that stay the same when they are decoded and encoded again.
 
-    Words with a leading space are preferred; without any word, return all ids.
+    Words with a leading space are preferred. If there are no such words, return all ids.
     """
     tokenizer = prompts.tokenizer
     ids = range(prompts.vocab_size)

@@ -1,4 +1,4 @@
-"""Sender of a load test's requests, which measures each request."""
+"""Sender of a load test's requests, which also measures them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def run(
         target: where to send the requests.
         requests: the requests.
         times: send times of the requests, in seconds from the start.
-        concurrency: largest number of requests at a time; None is without limit. Requests above the
-            limit wait, and the wait is not part of their latency.
+        concurrency: maximum number of requests at a time; None is no limit. Requests above the
+            limit wait. The wait is not part of their latency.
         timeout_s: seconds after which a request fails.
         on_done: called after each request with the numbers of finished and of failed requests.
     """

@@ -60,7 +60,8 @@ class Sample:
 class BenchRun:
     """The samples of one mode at one concurrency.
 
-    `concurrency` is None without a limit. `what` describes the server and the requests' form.
+    `concurrency` is None without a limit. `what` describes the server and the format of the
+    requests.
     """
 
     mode: Mode
@@ -85,9 +86,9 @@ class BenchRun:
 
 
 def append(samples: list[Sample], new: Sequence[Sample]) -> None:
-    """Append the samples of the run's next part to `samples`.
+    """Append the samples of a run's next slice to `samples`.
 
-    The new samples are renumbered, and their times shifted to follow the end of `samples`.
+    The new samples are renumbered, and their times are shifted to start at the end of `samples`.
     """
     pause, count = max((s.ended for s in samples), default=0.0), len(samples)
     for sample in new:
@@ -100,11 +101,11 @@ def append(samples: list[Sample], new: Sequence[Sample]) -> None:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the percentile `part` (0 to 1) of `values`; nan if there are none.
+    """Return the percentile `part` (0 to 1) of `values`; nan if there are no values.
 
     The result is the value at position ceil(n * part) of the sorted values, counted from 1, without
     interpolation, as in benchmark_core_model.py.
     """
     ordered = sorted(values)
-    # Round before ceil: a product such as 100 * 0.07, 7.000000000000001, would round up to 8.
+    # Round before ceil: a product such as 100 * 0.07 is 7.000000000000001, and would become 8.
     return ordered[math.ceil(round(len(ordered) * part, 9)) - 1] if ordered else math.nan

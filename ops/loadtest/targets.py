@@ -1,7 +1,7 @@
 """Targets of a load test: the core model, the ensemble and the gateway.
 
-All targets generate greedily and ignore the end token, to measure the same work. The llmapi
-repository cannot ignore the end token; its answers end at the same token through all targets.
+All targets generate greedily and ignore the end token, so they do the same work. The llmapi
+repository cannot ignore the end token, but its answers end at the same token through all targets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA = b"data: "
 
 
 class RequestFailed(Exception):
-    """The request failed; the text is the server's error message or the reason."""
+    """The request has failed. The message is the server's error message, or the reason."""
 
 
 class BenchTarget(Protocol):
@@ -33,17 +33,17 @@ class BenchTarget(Protocol):
 
     @property
     def what(self) -> str:
-        """Description of the server and the requests' form, for the report."""
+        """Description of the server and the format of the requests, for the report."""
 
     async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
-        """Send a request, and record token counts and times in `sample`.
+        """Send a request, and record its token counts and times in `sample`.
 
         `now` returns the seconds since the start of the run. Raises RequestFailed.
         """
 
 
 class TritonTarget:
-    """A model of Triton over gRPC: token ids to the core model, text to the ensemble."""
+    """A model in Triton, over gRPC. The core model gets token ids, the ensemble gets text."""
 
     def __init__(self, mode: Mode, model: DirectModel, *, streaming: bool) -> None:
         self.mode = mode
@@ -101,8 +101,8 @@ class TritonTarget:
         elif not reply.has("text_output"):
             tokens = 0
         else:
-            # Text does not state its token count. A streamed response has one token; a complete
-            # answer has the requested number, because the end token is ignored.
+            # Assume a token count, because text responses have none. A streamed response has one
+            # token. A complete answer has the requested number, because the end token is ignored.
             tokens = 1 if self._streaming else request.output_tokens
         sample.output_tokens += tokens
         if tokens and self._streaming:
@@ -110,7 +110,7 @@ class TritonTarget:
 
 
 class GatewayTarget:
-    """The gateway over HTTP: a chat, or token ids to ``/v1/completions``."""
+    """The gateway over HTTP: a chat, or a completion with token ids (``/v1/completions``)."""
 
     mode: Mode = "chat"
 
@@ -208,7 +208,7 @@ def _has_text(chunk: dict[str, Any]) -> bool:
 
 
 def _parameter(body: bytes) -> str | None:
-    """Return `error.param` of an error response in OpenAI's format; None if there is none."""
+    """Return `error.param` of an error response in OpenAI's format; None if it has none."""
     try:
         blamed = orjson.loads(body)["error"]["param"]
     except (ValueError, KeyError, TypeError):
@@ -217,7 +217,7 @@ def _parameter(body: bytes) -> str | None:
 
 
 def _message(body: bytes) -> str:
-    """Return `error.message` of an error response in OpenAI's format, else the body's beginning."""
+    """Return `error.message` of an error response in OpenAI's format, else the body's start."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -225,7 +225,7 @@ def _message(body: bytes) -> str:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """Return the first model that the gateway lists. Raises OptionError if it lists none."""
+    """Return the first model in the gateway's list. Raises OptionError if the list is empty."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()

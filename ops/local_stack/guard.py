@@ -1,4 +1,4 @@
-"""A guard process that ends the servers when this process is killed."""
+"""Guard process that ends the servers if this process is killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import suppress
 class Guard:
     """A forked process that kills the registered process groups when its parent process dies.
 
-    The kernel's PR_SET_PDEATHSIG would end only the servers, not Triton's Python stubs, which wait
-    forever if their server dies while it loads them. The guard inherits the parent's file locks: no
-    other stack can use the state folder before the clean-up has ended.
+    The kernel's PR_SET_PDEATHSIG would end only the servers. Triton's Python stubs would remain: if
+    their server dies while it loads them, they wait forever. The guard inherits the parent's file
+    locks, so no other stack can use the state folder before the clean-up has ended.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:
-        """Fork the guard process, which calls `clean_up` after killing the groups."""
+        """Fork the guard process. It calls `clean_up` after killing the groups."""
         reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -32,11 +32,11 @@ class Guard:
         os.write(self._writer, f"+{group}\n".encode())
 
     def remove(self, group: int) -> None:
-        """Unregister a group whose processes have all ended: its id may be reused."""
+        """Unregister a group whose processes have all ended, because its id may be reused."""
         os.write(self._writer, f"-{group}\n".encode())
 
     def close(self) -> None:
-        """End the guard. The guard first kills groups that are still registered."""
+        """End the guard process. It first kills groups that are still registered."""
         os.close(self._writer)
         os.waitpid(self._pid, 0)
 
@@ -46,7 +46,7 @@ def _guard(reader: int, clean_up: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # release stdout and stderr: their readers would wait for the guard
+    for stream in range(3):  # close stdout and stderr: readers would wait for the guard
         os.dup2(nowhere, stream)
     groups: set[int] = set()
     with os.fdopen(reader) as lines:

@@ -1,4 +1,4 @@
-"""Model repository of `gateway up --repository llmapi`: one model, which the CPU executor runs."""
+"""Model repository of `gateway up --repository llmapi`: a single model, run by the CPU executor."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_SEQ_LEN = "max_seq_len"
 def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
     """Return the limit of prompt plus output in tokens.
 
-    The gateway needs this value, because the llmapi repository's model does not report the limit.
-    Raises StackError for a folder that the CPU executor cannot serve.
+    The gateway needs this value as a setting, because the llmapi repository's model does not report
+    it. Raises StackError for a folder that the CPU executor cannot serve.
     """
     from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
 
@@ -37,13 +37,15 @@ def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
 
 
 def in_flight(parameters: Mapping[str, str]) -> int:
-    """Return how many requests a gateway should send at once: 1.25 times the batch size."""
+    """Return the number of requests that a gateway should send at once: 1.25 * batch size."""
     given = parameters.get("max_batch_size", "")
     return math.ceil(1.25 * (int(given) if given.isdecimal() else MAX_BATCH_SIZE))
 
 
 def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
-    """Rebuild `repository/` in `state_dir`. Args are those of `ops.local_stack.repository.prepare`.
+    """Rebuild `repository/` in `state_dir`.
+
+    Arguments are those of `ops.local_stack.repository.prepare`.
 
     Raises StackError if the repository cannot be rendered.
     """
@@ -55,7 +57,8 @@ def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) 
     clear(repository)
     values = {"model": str(model.absolute()), "max_batch_size": str(MAX_BATCH_SIZE)}
     try:
-        # Set limits and LoRA modules only for a Hugging Face folder: an engine has its own.
+        # Set limits and LoRA modules only for a Hugging Face folder. An engine folder defines its
+        # own.
         if not read_config(model).is_engine:
             values["max_tokens_in_kv_cache"] = MAX_KV_CACHE_TOKENS
             values[MAX_SEQ_LEN] = str(max_seq_len(model, parameters))

@@ -1,4 +1,4 @@
-"""A child process, started in its own process group and ended with all its children."""
+"""Child process that is started in its own session, and ended together with its own children."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LAST_LINES = 25
 
 
 class Child:
-    """A child process whose output goes to a log file.
+    """A child process whose output is written to a log file.
 
-    The child leads a new session. Therefore a terminal's Ctrl-C reaches only this process, and the
-    child's own children (Triton's Python stubs) can be ended with the child.
+    The child leads a new session. A terminal's Ctrl-C therefore reaches only this process. The
+    child's own children (Triton's Python stubs) can be ended together with the child.
     """
 
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path
     ) -> None:
-        """Create the object and an empty log, without starting the process."""
+        """Create the object and an empty log. The process is not started yet."""
         self.name = name
         self.log = log
         log.write_bytes(b"")
@@ -72,13 +72,13 @@ class Child:
         """Return the ids of running processes called `name` whose parent is this child."""
         found = set()
         every = {name for name in os.listdir("/proc") if name.isdigit()}
-        # Read processes with another parent only once: a process' parent changes only when the
-        # parent ends.
+        # Remember processes that have another parent, and do not read them again: a process' parent
+        # changes only when the parent ends.
         self._of_others &= every
         for number in every - self._of_others:
-            with suppress(OSError):  # the process has ended since
-                # The name is in parentheses, may itself contain parentheses, and is cut to 15
-                # bytes (proc(5)).
+            with suppress(OSError):  # the process may have ended meanwhile
+                # Split at the last ")": the name is in parentheses, may contain parentheses itself,
+                # and is truncated to 15 bytes (proc(5)).
                 head, _, rest = (
                     Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")
                 )
@@ -103,12 +103,12 @@ class Child:
             return "".join(f"  | {line}" for line in deque(lines, maxlen=count)).rstrip()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the child. Do nothing if the child was not started."""
+        """Send SIGTERM to the child. Do nothing if it was not started."""
         if self.is_started:
             os.kill(self.pid, signal.SIGTERM)
 
     def reap(self, grace: float) -> None:
-        """Wait up to `grace` seconds until the child ends, then kill the rest of its group.
+        """Wait up to `grace` seconds until the child ends. Then kill the rest of its process group.
 
         Does nothing if the child was not started.
         """
@@ -124,7 +124,7 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of grandchildren whose parent dies: `reap` waits for them."""
+    """Make this process the parent of orphaned grandchildren, because `reap` waits for them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

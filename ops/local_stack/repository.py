@@ -1,4 +1,4 @@
-"""Preparation of Triton's input: a model's engine folder and the rendered model repository."""
+"""Preparation of a model's engine folder and model repository for Triton."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ops.local_stack.errors import StackError
 REPOSITORY = "repository"
 MAX_BATCH_SIZE = 64
 MAX_BEAM_WIDTH = 4
-# Half of what 64 full contexts need: the KV cache stays below 400 MB.
+# Size of the KV cache in tokens, half of what 64 requests of full length need: below 400 MB.
 MAX_KV_CACHE_TOKENS = "65536"
 
-# Instance counts are 1, because each instance is a process of about 100 MB. On bigger machines
-# --parameter can raise them.
+# Parameters of the repository. Instance counts are 1, because each instance is a process of about
+# 100 MB. On bigger machines --parameter can raise the counts.
 PARAMETERS = {
     "triton_backend": "python",
     "triton_max_batch_size": str(MAX_BATCH_SIZE),
@@ -34,7 +34,7 @@ PARAMETERS = {
     "bls_instance_count": "1",
     "guided_decoding_backend": "xgrammar",
 }
-# Parameters for engines that `prepare` builds. Other engines may have lower limits.
+# Additional parameters for engines that `prepare` builds. Other engines may have lower limits.
 BUILT_HERE = {
     "max_beam_width": str(MAX_BEAM_WIDTH),
     "max_tokens_in_paged_kv_cache": MAX_KV_CACHE_TOKENS,
@@ -42,7 +42,7 @@ BUILT_HERE = {
 
 
 def link(repository: Path, state_dir: Path) -> None:
-    """Replace `repository/` in `state_dir` by a link to an existing repository."""
+    """Replace `repository/` in `state_dir` with a link to an existing repository."""
     clear(state_dir / REPOSITORY)
     (state_dir / REPOSITORY).symlink_to(repository.absolute())
 
@@ -51,15 +51,15 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
     """Rebuild `engine/` and `repository/` in `state_dir`.
 
     Args:
-        model: a Hugging Face folder of a Llama or GPT-2; or an engine folder with the tokenizer's
-            files, which is used without a copy.
+        model: a Hugging Face folder of a Llama or GPT-2, or an engine folder with the tokenizer's
+            files. An engine folder is not copied.
         state_dir: an existing folder.
         parameters: template parameters, which override `PARAMETERS`.
 
     Raises StackError if a file is missing or wrong.
     """
     require_files(model)
-    # Import numpy and tokenizer tables only after the checks, which are faster without them.
+    # Import numpy and tokenizer tables after the checks, so that failing checks are fast.
     from triton_repo.cpu_executor import engine  # noqa: PLC0415
     from triton_repo.render import RenderError, render  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 max_batch_size=MAX_BATCH_SIZE,
                 max_beam_width=MAX_BEAM_WIDTH,
                 lora_target_modules=engine.lora_modules(model),
-                # Allow logits: they cost nothing until a request asks for them.
+                # Allow logits: they have no cost until a request asks for them.
                 gather_context_logits=True,
                 gather_generation_logits=True,
             )
@@ -88,7 +88,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
 
 
 def require_files(model: Path) -> None:
-    """Raise StackError if files of the model's folder are missing or unusable."""
+    """Raise StackError if a file in the model's folder is missing or unusable."""
     for needed in ("config.json", "tokenizer.json"):
         if not (model / needed).exists():
             instead = describe_gguf(model, ", and ")
@@ -107,7 +107,7 @@ def require_files(model: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder, or a link to a folder without what the link points to."""
+    """Remove a folder. If `folder` is a link, remove only the link."""
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)

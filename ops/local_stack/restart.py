@@ -1,4 +1,4 @@
-"""Delays before a dead server is restarted, which grow with each death."""
+"""Delay before a dead server is restarted. It grows with each death."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SETTLED_AFTER = 30.0  # seconds of running after which the delay is `FIRST_DELAY
 
 
 class Backoff:
-    """The restart delays of one server."""
+    """State of the restart delay of one server."""
 
     def __init__(self) -> None:
         self._deaths = 0
@@ -18,7 +18,7 @@ class Backoff:
         self._due: float | None = None
 
     def record_death(self) -> float | None:
-        """Record that the server is dead. Return the delay before its restart, in seconds.
+        """Record that the server has died. Return the delay before its restart, in seconds.
 
         Further calls for the same death return None.
         """

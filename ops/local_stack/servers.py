@@ -19,7 +19,7 @@ from ops.local_stack.repository import REPOSITORY
 from ops.local_stack.state import admin_key
 
 PROBE_TIMEOUT = 2.0  # seconds
-# Seconds for running requests after SIGTERM. Short, because the stack has to stop within 15 s.
+# Seconds for running requests after SIGTERM, short because the stack must stop within 15 s.
 GATEWAY_GRACE = 3
 TRITON_GRACE = 3
 MODEL_PROCESS = "triton_python_backend_stub"
@@ -38,7 +38,7 @@ class Ports:
 
 
 def redis_child(port: int, data: Path, log: Path) -> Child:
-    """Return a redis-server that is not started yet. Acknowledged writes survive a kill."""
+    """Return a redis-server, which is not started yet. Acknowledged writes survive a kill."""
     data.mkdir(exist_ok=True)
     command = [
         *(str(find_redis_server()), "--bind", LOCALHOST, "--port", str(port)),
@@ -49,12 +49,12 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
 
 
 def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *options: str) -> Child:
-    """Return a tritonserver for the rendered repository, not started yet.
+    """Return a tritonserver for the rendered repository, which is not started yet.
 
     Args:
         ports: ports of the stack.
         state_dir: the stack's state folder.
-        shm_prefix: start of the names of the server's shared memory files.
+        shm_prefix: prefix of the names of the server's shared memory files.
         log: the log file.
         options: further options of tritonserver.
     """
@@ -65,7 +65,8 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--model-repository={(state_dir / REPOSITORY).absolute()}",
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-        # Allow 120 s: on a busy machine a model's process starts more slowly than the default 30 s.
+        # Allow 120 s: on a busy machine, a model's process needs more time than the default of 30
+        # s.
         "--backend-config=python,stub-timeout-seconds=120",
         f"--exit-timeout-secs={TRITON_GRACE}",
         *(f"--{kind}-address={LOCALHOST}" for kind in ("http", "grpc", "metrics")),
@@ -74,14 +75,15 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--metrics-port={ports.triton_metrics}",
         *options,
     ]
-    # Use one BLAS thread, because the CPU executor's matrices are small. On a 2-core machine 32
-    # requests get 2,500 tokens/s with one thread, and 2,250 with two, which also slow the gateway.
+    # Use one BLAS thread, because the CPU executor's matrices are small. On a 2-core machine, 32
+    # requests get 2,500 tokens/s with one thread. Two threads give 2,250, and slow the gateway,
+    # too.
     env = {"OPENBLAS_NUM_THREADS": "1"} | server.env
     return Child("triton", command, env, log)
 
 
 def loading(models: Sequence[str]) -> list[str]:
-    """Return tritonserver's options to load only `models`; [] if `models` is empty."""
+    """Return the options of tritonserver that load only `models`; [] if `models` is empty."""
     only = [f"--load-model={name}" for name in models]
     return ["--model-control-mode=explicit", *only] if only else []
 
@@ -94,10 +96,10 @@ class ServedModel:
         model_name: the base model's name for clients.
         tokenizer: folder of the base model's tokenizer.
         adapters: PEFT folders by adapter name.
-        max_seq_len: tokens of prompt plus output; only for the llmapi repository's model, which
-            does not report the limit. None for other models.
-        in_flight: requests to send to Triton at once; only used if `max_seq_len` is set.
-        triton_model: the core model's name in Triton; None leaves the name to the settings.
+        max_seq_len: limit of prompt plus output in tokens for the llmapi repository's model, which
+            does not report it. None for other models.
+        in_flight: number of requests to send to Triton at once; used only if `max_seq_len` is set.
+        triton_model: the core model's name in Triton; None if the gateway's settings define it.
     """
 
     model_name: str
@@ -109,14 +111,14 @@ class ServedModel:
 
 
 def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path) -> Child:
-    """Return a gateway that uses the stack's Redis and Triton, not started yet.
+    """Return a gateway that uses the stack's Redis and Triton, which is not started yet.
 
-    GATEWAY_ variables of this process' environment are passed to the gateway.
+    GATEWAY_ variables in the environment of this process are passed to the gateway.
     """
     adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
     env = os.environ | {
-        # Allow another address than loopback: a container's published port needs one. The probes
-        # use loopback, so the address must include it.
+        # Allow another address than loopback, because a container's published port needs one. The
+        # address must include loopback, which the probes use.
         "GATEWAY_HOST": os.environ.get("GATEWAY_HOST", LOCALHOST),
         "GATEWAY_PORT": str(ports.gateway),
         "GATEWAY_TRITON_GRPC": f"{LOCALHOST}:{ports.triton_grpc}",
@@ -142,7 +144,7 @@ def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path)
 
 
 def answers_ok(url: str) -> bool:
-    """Return True if a GET of `url` returns 200 now. No proxy is used."""
+    """Return True if a GET of `url` returns status 200. No proxy is used."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=PROBE_TIMEOUT)
     try:
@@ -155,7 +157,10 @@ def answers_ok(url: str) -> bool:
 
 
 def answers_ping(port: int) -> bool:
-    """Return True if the Redis on `port` answers PING. Redis refuses PING while it loads data."""
+    """Return True if the Redis on `port` answers PING.
+
+    Redis refuses PING while it loads its data.
+    """
     try:
         with socket.create_connection((LOCALHOST, port), timeout=PROBE_TIMEOUT) as connection:
             connection.sendall(b"PING\r\n")

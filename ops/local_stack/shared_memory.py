@@ -11,8 +11,8 @@ SHARED_MEMORY = Path("/dev/shm")
 def region_prefix(state_dir: Path) -> str:
     """Return the prefix of the names of this stack's shared memory files.
 
-    The prefix depends only on the state folder: after a kill, the next stack in that folder finds
-    and removes the remaining files.
+    The prefix depends only on the state folder. After a kill, the next stack in that folder can
+    therefore find and remove the remaining files.
     """
     folder = state_dir.stat()
     digest = hashlib.sha256(f"{folder.st_dev}:{folder.st_ino}:{state_dir.absolute()}".encode())
@@ -20,6 +20,6 @@ def region_prefix(state_dir: Path) -> str:
 
 
 def remove_regions(prefix: str) -> None:
-    """Remove shared memory files that a killed Triton has left."""
+    """Remove the shared memory files that a killed Triton has left."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)

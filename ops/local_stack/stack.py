@@ -1,4 +1,4 @@
-"""The local stack: starts Redis, Triton and the gateway, watches them and ends them together."""
+"""The local stack: starts Redis, Triton and the gateway, monitors them, and ends them together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ops.local_stack.shared_memory import region_prefix, remove_regions
 from ops.local_stack.state import ADMIN_KEY_FILE, FILE_NAME, StackState
 
 START_TIMEOUT = 300.0  # seconds for one server; a large model takes minutes to load
-STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL; one more than the servers' own grace periods
+STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL, one more than the grace periods of the servers
 POLL_PERIOD = 0.05
 PROGRESS_PERIOD = 5.0
 MODELS_PERIOD = 1.0
@@ -40,8 +40,8 @@ class StackOptions:
         adapters: PEFT folders by the name to serve them under.
         parameters: template parameters of the model repository.
         llmapi: True for the llmapi repository, False for inflight_batcher_llm.
-        repository: an already rendered repository; `model` is then used for the tokenizer only.
-        triton_model: the core model's name in Triton; None leaves the name to the settings.
+        repository: an existing repository to use; `model` then provides only the tokenizer.
+        triton_model: the core model's name in Triton; None if the gateway's settings define it.
         load_models: the models that Triton loads; empty for all models of the repository.
         restart: True to restart Redis and Triton when they die.
     """
@@ -59,9 +59,9 @@ class StackOptions:
 
 
 class Stack:
-    """The running stack. A context manager, whose end leaves no process, state or shared memory.
+    """The running stack. A context manager that leaves no process, state or shared memory.
 
-    Use this class in the main thread of a process that has no other threads or children.
+    Use this class in the main thread of a process without other threads or child processes.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Stack:
     ) -> None:
         """Prepare the servers without starting them.
 
-        `start` and `watch` call `stop_requested` repeatedly, and raise StopRequested once it
+        `start` and `watch` call `stop_requested` repeatedly. They raise StopRequested when it
         returns True.
         """
         self._options = options
@@ -97,7 +97,7 @@ class Stack:
             logs / "gateway.log",
         )
         self._children = (self._redis, self._triton, self._gateway)
-        # Process ids of Triton's models, and the time at which they were last polled.
+        # Process ids of Triton's models, and the time of the last poll for them.
         self._models: set[int] = set()
         self._models_polled_at = 0.0
         self._model_lost = False
@@ -110,7 +110,7 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # End the gateway first: it needs Triton to stop its clients' requests.
+        # End the gateway before Triton: the gateway needs Triton to stop its clients' requests.
         self._gateway.terminate()
         self._end(self._gateway, STOP_GRACE)
         for child in (self._triton, self._redis):
@@ -134,7 +134,7 @@ class Stack:
         )
 
     def start(self) -> StackState:
-        """Start the servers, wait until the gateway is ready, and write and return the state.
+        """Start the servers, and wait until the gateway is ready. Write the state, and return it.
 
         Raises StackError, with the end of the log, if a server ends or is not ready in time.
         """
@@ -158,7 +158,7 @@ class Stack:
         return self.state
 
     def watch(self) -> NoReturn:
-        """Watch the servers until a stop is requested, which raises StopRequested.
+        """Monitor the servers until a stop is requested, which raises StopRequested.
 
         Raises StackError if a server dies. With the option `restart`, Redis and Triton are started
         again on the same ports instead.
@@ -181,15 +181,15 @@ class Stack:
             self._pause()
 
     def _model_died(self) -> bool:
-        """Return True if the process of a model has died. Triton's readiness does not show this.
+        """Return True if a model's process has died. Triton's readiness does not show this.
 
-        Only children of Triton with the name `MODEL_PROCESS` count, not processes that a model
-        starts. A child that Triton has just forked does not have that name yet.
+        Only child processes of Triton with the name `MODEL_PROCESS` count. Processes that a model
+        starts do not count. A process that Triton has just forked does not have the name yet.
         """
         starts = not self._triton_is_ready
         if starts:
             self._ask_triton()
-        # While Triton starts, poll in every call, to notice a process that dies within one period.
+        # Poll in every call while Triton starts, to notice a process that dies within one period.
         if starts or time.monotonic() - self._models_polled_at > MODELS_PERIOD:
             self._poll_models()
         if starts and self._triton_is_ready:
@@ -251,7 +251,7 @@ class Stack:
                     f"{child.name}: not ready yet ({now - began:.0f} s); {child.log}: {last}"
                 )
                 said = now
-        # Check again: the child may have failed, and another server on the port answered.
+        # Check the child again: if it failed, the answer was from another server on the port.
         self._check_all()
         print_status(f"{child.name}: ready")
 
@@ -267,15 +267,15 @@ class Stack:
 
 
 def pages(gateway: str, state_dir: Path) -> list[str]:
-    """Return a line with the URL of each page that the running gateway serves to browsers."""
+    """Return a line of text for each web page of the running gateway, with the page's URL."""
     port = os.environ.get("GATEWAY_ADMIN_PORT")
     operators = f"http://{LOCALHOST}:{port}/" if port else f"{gateway}/operators"
     key = state_dir / ADMIN_KEY_FILE
     found = {f"{gateway}/": "playground: {}", operators: f"operators' page: {{}}, key in {key}"}
-    # Request the pages, because GATEWAY_CONSOLE=false turns both off.
+    # Request each page, because GATEWAY_CONSOLE=false turns off both pages.
     return [text.format(url) for url, text in found.items() if servers.answers_ok(url)]
 
 
 def print_status(line: str) -> None:
-    """Print a status line to stderr. Stdout is only for the line `ready: URL`."""
+    """Print a status line to stderr, because stdout is only for the line `ready: URL`."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The state folder: its lock, and the file with the running stack's addresses."""
+"""The state folder: its lock, and the file with the addresses of the running stack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ops.local_stack.errors import StackError
 FILE_NAME = "state.json"
 ADMIN_KEY_FILE = "admin_key"
 PRIVATE_FOLDERS = ("redis", "adapters", "logs")
-"""Subfolders of the state folder that persist between runs and contain prompts."""
+"""Subfolders of the state folder that persist between runs, and contain prompts."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StackState:
 
     @classmethod
     def read(cls, state_dir: Path) -> StackState:
-        """Read the state of the running stack. Raises OSError if none runs."""
+        """Read the state of the running stack. Raises OSError if no stack is running."""
         return cls(**json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8")))
 
     def write(self, state_dir: Path) -> None:
@@ -53,14 +53,15 @@ class StackState:
 def admin_key(state_dir: Path) -> str:
     """Return the gateway's admin key: GATEWAY_ADMIN_KEY if set, else the key in the state folder.
 
-    A missing key is generated. The file `admin_key` is readable by its owner only.
+    If there is no key, it is generated. Only the owner can read the file `admin_key`.
     """
     path = state_dir / ADMIN_KEY_FILE
     key = os.environ.get("GATEWAY_ADMIN_KEY")
     if key is None and path.exists():
         return path.read_text(encoding="utf-8").strip()
     key = key or secrets.token_urlsafe(32)
-    # Replace the file atomically: a key truncated by a full disk would be used at the next start.
+    # Replace the file atomically. A full disk could otherwise truncate the key, and the next start
+    # would use the truncated key.
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -70,14 +71,15 @@ def admin_key(state_dir: Path) -> str:
 
 
 class StateLock:
-    """Exclusive lock on a state folder; the kernel releases it when this process ends."""
+    """Exclusive lock on a state folder. The kernel releases the lock when this process ends."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Create the folder if needed and lock it. Raises StackError if another stack uses it."""
+        """Lock the folder, and create it if needed. Raises StackError if another stack uses it."""
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
             for name in PRIVATE_FOLDERS:
-                # Restrict the permissions: an earlier release created it with the user's umask.
+                # Restrict the permissions: an earlier release created the folder with the user's
+                # umask.
                 with suppress(FileNotFoundError):
                     (state_dir / name).chmod(0o700)
             self._file = (state_dir / "lock").open("a")

@@ -1,4 +1,4 @@
-"""`gateway up`: the local stack in the foreground, until a signal or the death of a server."""
+"""`gateway up`: runs the local stack in the foreground until a signal, or until a server dies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ops.local_stack.stack import Stack, StackOptions, pages, print_status
 from ops.local_stack.state import StateLock
 
 OWNER_ONLY_UMASK = 0o077
-"""The umask for all files that the stack writes."""
+"""Umask for all files that the stack writes."""
 
 
 @dataclass(frozen=True)
 class RequestedPorts:
-    """Ports as given on the command line; 0 selects a free port."""
+    """Ports from the command line; 0 selects a free port."""
 
     gateway: int
     redis: int = 0
@@ -43,9 +43,9 @@ class RequestedPorts:
 
 
 class _StopFlag:
-    """Flag that SIGINT, SIGTERM and SIGHUP set.
+    """Flag that is set by SIGINT, SIGTERM and SIGHUP.
 
-    The state is a plain bool, because setting one is safe in a signal handler.
+    The state is a plain bool, because a signal handler can set a bool safely.
     """
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class _StopFlag:
 
 
 def up(options: StackOptions, wanted: RequestedPorts) -> int:
-    """Run the stack and return the exit code: 0 after a signal, 1 if it cannot start or continue.
+    """Run the stack. Return the exit code: 0 after a signal, 1 if it cannot start or continue.
 
     No process remains. Only the line `ready: URL` is written to stdout.
     """
-    # Let only the owner read the servers' files: Redis' data and Triton's logs may contain prompts.
+    # Restrict the servers' files to the owner: Redis' data and Triton's logs may contain prompts.
     os.umask(OWNER_ONLY_UMASK)
     stop_requested = _StopFlag()
     try:

@@ -1,4 +1,4 @@
-"""What an engine accepts, from its config.json."""
+"""Base models read from an engine's config.json: modules, sizes and refused values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_modules_of_a_later_release_are_taken_beside_known_ones(tmp_path: Path) 
     base = read_base_model(_write(tmp_path, config), ("demo",))
     assert base.lora_target_modules == ("attn_q", "moe_latent_fc1")
     assert base_model_json.parse(base_model_json.dump(base)) == base
-    # The cache has pages for all of them, of sizes that nobody here knows.
+    # TensorRT-LLM's cache has pages for all modules, but the size of this module is unknown.
     with pytest.raises(errors.UnsupportedEngine, match="moe_latent_fc1"):
         cache_fit(base, (), CacheSettings())
 

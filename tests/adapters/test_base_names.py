@@ -1,4 +1,4 @@
-"""Which names of base models are of one model."""
+"""Names of base models: which spellings mean the same model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates in adapters' folders, as transformers saves them and as nobody should."""
+"""Chat templates in adapters' folders, as transformers saves them and malformed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _write(folder: Path, config: Any, file: str | None = None) -> Path:
         ({"chat_template": "a"}, None, ChatTemplate("a")),
         ({"chat_template": "a\n", "eos_token": "</s>"}, None, ChatTemplate("a", "</s>")),
         ({"eos_token": {"content": "</s>"}}, "b\n", ChatTemplate("b", "</s>")),
-        # The file is the newer form: transformers prefers it.
+        # transformers prefers the newer chat_template.jinja to the configuration's field.
         ({"chat_template": "a"}, "b", ChatTemplate("b")),
         ({"chat_template": [RAG, {"name": "default", "template": "d"}]}, None, ChatTemplate("d")),
         (

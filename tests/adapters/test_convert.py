@@ -1,4 +1,4 @@
-"""Conversion: every row holds what PEFT computes, in the engine's layout and data type."""
+"""Conversion of adapters: rows equal PEFT's result in the engine's layout and dtype."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _case(name: str, **overrides: object) -> tuple[BaseModel, Converted]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_equal_peft_delta_weights(name: str) -> None:
-    """alpha / r, rsLoRA, rank and alpha patterns, fused layers, Conv1D: against PEFT itself."""
+    """Check alpha / r, rsLoRA, rank and alpha patterns, fused layers and Conv1D against PEFT."""
     base, converted = _case(name)
     rows = unpack(converted, base)
     expected = load_file(DATA / name / "expected.safetensors")
@@ -129,7 +129,10 @@ def test_fused_layer_is_split_for_an_engine_without_the_fused_module(
 
 @pytest.mark.parametrize("fused", ["attn_qkv", "mlp_gate_up"])
 def test_tensor_parallel_share_of_a_fused_row_is_each_part_s_share(fused: str) -> None:
-    """The runtime gives rank i the i-th contiguous share of B."""
+    """Check fused rows with tensor parallelism.
+
+    Rank i gets the i-th contiguous slice of B, which must have the rank's slices of q, k and v.
+    """
     base, whole = _case("phi3-all-r4")
     _, shared = _case("phi3-all-r4", tp_size=2)
     b = unpack(whole, base)[fused, 0][1]
@@ -151,7 +154,7 @@ def _mixtral() -> BaseModel:
 
 
 def test_experts_of_a_layer_share_a_row_and_absent_ones_are_zero(tmp_path: Path) -> None:
-    """[experts, rank, in], then [experts, out, rank]; expert 1 has no adapter."""
+    """Check the layout [experts, rank, in], then [experts, out, rank]. Expert 1 has no adapter."""
     base = _mixtral()
     layer = "model.layers.1.block_sparse_moe"
     tensors = pair(f"{layer}.experts.0.w1", 4, (8, 12)) | pair(f"{layer}.experts.2.w1", 4, (8, 12))
@@ -171,7 +174,7 @@ def test_experts_of_a_layer_share_a_row_and_absent_ones_are_zero(tmp_path: Path)
 
 @st.composite
 def _adapters(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(configuration, tensors) of an adapter for `BASE`."""
+    """Generate configuration and tensors of an adapter for `BASE`."""
     rank = draw(st.integers(1, 8))
     names = draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1))
     layers = draw(st.sets(st.integers(0, 1), min_size=1))
@@ -207,7 +210,7 @@ def test_any_adapter_comes_back_scaled_and_rounded_once(
 
 
 def _nearest(values: Array, dtype: str) -> Array:
-    """The nearest number of the data type, ties to even, by exact arithmetic in float64."""
+    """Return the nearest numbers of the dtype, ties to even, computed exactly in float64."""
     wide = values.astype(np.float64)
     if dtype == "float16":
         return wide.astype(np.float16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""An engine's config.json, in both of its forms, whole and broken."""
+"""Engines' config.json in both formats, complete and damaged."""
 
 from __future__ import annotations
 

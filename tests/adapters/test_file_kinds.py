@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, and what is said of a model's folder with such files."""
+"""File types recognized by their first bytes, and the error messages for wrong files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ foreign = pytest.mark.parametrize(("content", "kind"), FOREIGN.values(), ids=lis
 
 @pytest.mark.parametrize("length", [0x0280, 0x0480, 0x4B50])
 def test_a_header_length_that_looks_like_a_pickle_is_none(length: int) -> None:
-    """A safetensors file may begin with the bytes of a pickle's protocol."""
+    """Check that a header length with the first bytes of a pickle is still safetensors."""
     head = length.to_bytes(8, "little") + b'{"__metadata__":{}'
     assert file_kinds.kind_of(head) is None
 
@@ -60,7 +60,7 @@ def test_other_files_are_of_no_kind(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
-    """Opening one waits for its other end, and what is read is taken from who should get it."""
+    """Check that a named pipe is not opened: that would block, or take data from its reader."""
     os.mkfifo(tmp_path / "m.gguf")
     both_ends = os.open(tmp_path / "m.gguf", os.O_RDWR)
     try:
@@ -129,7 +129,7 @@ def test_an_adapter_without_weights(
     with pytest.raises(kind) as raised:
         peft.read(folder)
     assert str(raised.value).startswith(message)
-    # The folder is often one that this process made.
+    # The message leaves out the folder's name, often a temporary one of this process.
     assert folder.name not in str(raised.value)
 
 
@@ -165,7 +165,7 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
     assert "5 of them are not there" in str(weight_problems(tmp_path)[0])
     assert "and 2 more)" in str(weight_problems(tmp_path)[0])
-    # Nothing but texts was downloaded so far.
+    # Only the text files have been downloaded so far.
     (tmp_path / names[0]).unlink()
     assert not is_incomplete(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Names of tensors: all that savers write is understood, and nothing is mistaken or left out."""
+"""Tensor names: all names that tools write are understood, none wrongly, and none is ignored."""
 
 from __future__ import annotations
 
@@ -160,14 +160,14 @@ def _spelled(form: str) -> dict[str, Array]:
 @pytest.mark.parametrize(
     ("form", "patterns", "meant"),
     [
-        # PEFT's own form: what it matches is the path behind its prefix.
+        # PEFT matches its patterns against the path after PEFT's own prefix.
         (
             "base_model.model.model.language_model.layers",
             {r"model.language_model.layers.0.*": 32},
             {r"layers.0.*": 32},
         ),
         ("base_model.model.model.language_model.layers", {r"^model.layers.0.*": 32}, {}),
-        # What wraps the model came after the patterns, or the patterns know of it.
+        # A wrapper's prefix may be missing in the patterns, or be part of them.
         ("_orig_mod.model.layers", {r"^model.layers.0.*": 32}, {r"layers.0.*": 32}),
         ("_orig_mod.model.layers", {r"_orig_mod.model.layers.0.*": 32}, {r"layers.0.*": 32}),
         ("layers", {r"model.layers.0.*": 32}, {r"layers.0.*": 32}),
@@ -221,7 +221,7 @@ def test_names_do_not_write_into_logs(tmp_path: Path) -> None:
 
 
 def test_the_cost_of_names_grows_with_their_number() -> None:
-    """CPU time of four times as many is not sixteen times as much."""
+    """Check that CPU time grows linearly: four times the names must not take sixteen times."""
     base = replace(BASE, num_hidden_layers=24_000)
 
     def cost(count: int) -> float:

@@ -1,4 +1,4 @@
-"""Base model plus converted adapter in the CPU executor, against PEFT's merged model."""
+"""Logits of base model plus converted adapter in the CPU executor, compared with PEFT's."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_logits_equal_those_of_the_merged_model(
     converted = convert(peft.read(DATA / name), base)
     with_adapter = _logits(executor, ids, _lora(converted))
     without = _logits(executor, ids, None)
-    # The adapters' values are exact in both data types (see make_lora_golden.py).
+    # Both dtypes represent the adapters' values exactly (see make_lora_golden.py).
     np.testing.assert_allclose(with_adapter, expected["logits"], atol=1e-3)
     assert np.abs(without - expected["logits"]).max() > 0.3

@@ -1,4 +1,4 @@
-"""Weights of a model that were cut, and folders in which some files are missing."""
+"""Truncated model weights, and model folders with missing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adapters.model_files import FileProblem, is_incomplete, weight_problems
 
 
 def _save(path: Path) -> tuple[int, int]:
-    """Write weights, and return the bytes of the header and those of the whole file."""
+    """Write weights. Return the sizes of the header and of the file in bytes."""
     save_file({"a": np.ones(8, np.float32), "b": np.ones(4, np.float32)}, path)
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     return header, path.stat().st_size
@@ -47,7 +47,10 @@ def test_each_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [100_000_001, 2**64 - 1])
 def test_the_length_of_a_header_is_bounded(tmp_path: Path, length: int) -> None:
-    """The loader reports that this is no safetensors file, which `cut` would hide."""
+    """Check that an absurd header length is not reported as a truncated file.
+
+    The loader reports later that the file is no safetensors file.
+    """
     (tmp_path / "model.safetensors").write_bytes(length.to_bytes(8, "little") + b"{}")
     assert weight_problems(tmp_path) == []
 

@@ -48,7 +48,7 @@ def test_older_name_other_row_order_and_dora_column_of_zeros(tmp_path: Path) -> 
 
 
 def test_rows_that_the_converter_leaves_out_are_added(tmp_path: Path) -> None:
-    """hf_lora_convert.py writes no zero rows for a missing k."""
+    """Check a file without the zero rows of k, which hf_lora_convert.py leaves out."""
     converted = _converted(tmp_path)
     weights, config = _arrays(converted)
     kept = config[0, :, 0] != 2
@@ -185,7 +185,7 @@ def test_hostile_headers_cost_little(tmp_path: Path, raw: bytes) -> None:
 
 @pytest.mark.parametrize("length", [2**32 - 1, 40_000_000, 10_001])
 def test_a_header_is_not_read_beyond_its_limit(tmp_path: Path, length: int) -> None:
-    """Neither copied nor decoded: that would be several times the file in memory."""
+    """Check that a long header is neither copied nor decoded, which would multiply its memory."""
     npy.write(_converted(tmp_path), tmp_path)
     raw = _header(_fields().ljust(40_000_000), length)
     (tmp_path / "model.lora_config.npy").write_bytes(raw)

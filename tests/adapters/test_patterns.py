@@ -1,4 +1,4 @@
-"""Keys of rank_pattern: what PEFT reads in them, and no more time than their size deserves."""
+"""Keys of rank_pattern: matched like PEFT does, in a time bounded by their size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATHS = [
 
 
 def _peft(key: str, path: str) -> bool:
-    """`get_pattern_key` of peft/utils/other.py, 0.21."""
+    """Return PEFT's result: `get_pattern_key` of peft/utils/other.py, 0.21."""
     return re.match(rf"(.*\.)?({key})$", path) is not None
 
 
@@ -44,7 +44,7 @@ def _peft(key: str, path: str) -> bool:
         r"model\.layers\.(?:[1-9]|1[0-9])\.\w+\.q_proj",
         r"experts\.\d+?\.w[13]",
         r"\bw1",
-        r"(x|q)_proj)|(model.*w1",  # PEFT puts it between parentheses as it is
+        r"(x|q)_proj)|(model.*w1",  # PEFT puts it in parentheses unchanged
         "",
     ],
 )
@@ -132,7 +132,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("key", HOSTILE)
 def test_hostile_keys_cost_what_their_size_deserves(key: str) -> None:
-    """In seconds of this thread, which others on the machine cannot lengthen."""
+    """Measure the thread's CPU time, which other processes do not affect."""
     started = time.thread_time()
     pattern = ModulePattern.compile(key)
     for layer in range(100):

@@ -1,4 +1,4 @@
-"""Reading PEFT adapters: each refusal names file, field, found and allowed."""
+"""Refused PEFT adapters: each error names file, field, found value and allowed values."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ _F32 = np.float32
         (_poison(key(Q, "A"), np.nan), errors.NotFinite, key(Q, "A")),
         (_poison(key(Q, "B"), np.inf), errors.NotFinite, key(Q, "B")),
         (_poison(key(Q, "B"), -np.inf), errors.NotFinite, key(Q, "B")),
-        # Finite as it is; times alpha / r = 2 it passes float16's 65504.
+        # The value is finite, but exceeds float16's 65504 after scaling by alpha / r = 2.
         (_poison(key(Q, "B"), 40000.0), errors.NotFinite, "80000"),
         (_poison(key(Q, "A"), -70000.0), errors.NotFinite, "70000"),
         (_replace(key(Q, "A"), np.ones((4, 8), np.int8)), errors.UnsupportedFeature, "BF16"),

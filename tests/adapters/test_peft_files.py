@@ -1,4 +1,4 @@
-"""Hostile and broken files of PEFT adapters: each refusal is an AdapterError, in bounded time."""
+"""Hostile and damaged PEFT files: each refusal is an AdapterError, in bounded time."""
 
 from __future__ import annotations
 
@@ -157,9 +157,9 @@ def test_file_that_changes_between_reading_and_converting(tmp_path: Path) -> Non
 def test_no_damage_to_the_file_passes_unnoticed_as_a_crash(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever is cut off or overwritten: an `AdapterError`, or the same shapes with other values.
+    """Check truncated and overwritten files: an `AdapterError`, or equal shapes with other values.
 
-    A safetensors file has no checksum, so changed values alone cannot be noticed.
+    A safetensors file has no checksum, so changed values alone go unnoticed.
     """
     folder = write_peft(tmp_path_factory.mktemp("a"), qv_tensors())
     raw = bytearray((folder / WEIGHTS).read_bytes())

@@ -1,4 +1,4 @@
-"""Adapters written back in PEFT form mean the same, as TensorRT-LLM reads them."""
+"""Converted adapters written back as PEFT files, read as TensorRT-LLM reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _write(folder: Path, converted: Converted, base: BaseModel) -> Path:
 
 
 def _deltas(folder: Path) -> dict[str, Array]:
-    """B A times the scale that `lora_manager.py` takes, by the path of the linear layer."""
+    """Return B A times the scale that `lora_manager.py` uses, by the linear layer's path."""
     config = json.loads((folder / peft.CONFIG).read_text())
     assert not config["use_rslora"]
     tensors = load_file(folder / peft.WEIGHTS)
@@ -57,7 +57,7 @@ def _deltas(folder: Path) -> dict[str, Array]:
 def test_what_is_written_is_what_peft_computes(
     tmp_path: Path, name: str, overrides: dict[str, object]
 ) -> None:
-    """alpha / r, rsLoRA, rank and alpha patterns, fused layers in each engine's order, Conv1D."""
+    """Check alpha / r, rsLoRA, patterns, fused layers in each engine's order, and Conv1D."""
     base, converted = _case(name, **overrides)
     found = _deltas(_write(tmp_path, converted, base))
     expected = load_file(DATA / name / "expected.safetensors")
@@ -74,7 +74,10 @@ def test_what_is_written_is_what_peft_computes(
 def test_what_was_laid_out_for_ranks_is_written_for_a_base_that_knows_of_none(
     tmp_path: Path,
 ) -> None:
-    """As once the engines are gone, and the base is what the tokenizer's folder says."""
+    """Check a base model without an engine, which knows no tp_size.
+
+    That is the case once the engines are gone, and only the tokenizer's folder remains.
+    """
     base, plain = _case("phi3-all-r4")
     _, split = _case("phi3-all-r4", tp_size=2)
     assert split.digest != plain.digest
@@ -92,7 +95,7 @@ def test_our_own_reader_gets_the_same_tensors_of_it(tmp_path: Path, dtype: str) 
 
 
 def test_a_fused_layer_that_was_split_is_put_together(tmp_path: Path) -> None:
-    """Those of an engine that has q, k and v, and both halves of the MLP, apart."""
+    """Check an adapter converted for an engine with separate q, k, v and MLP halves."""
     base, whole = _case("phi3-all-r4")
     fused = ("attn_qkv", "mlp_gate_up")
     apart = tuple(name for name in base.lora_target_modules if name not in fused)
@@ -128,7 +131,7 @@ def test_tensors_of_another_base_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_modules_that_no_layer_of_this_architecture_is_are_refused() -> None:
-    rows = [(0, 0, 2)]  # attn_qkv, which a Llama has not
+    rows = [(0, 0, 2)]  # a Llama has no attn_qkv
     converted = make_converted("float16", rows, 2 * 24, bytes(2 * 2 * 24))
     with pytest.raises(UnsupportedModule, match="attn_qkv of layer 0"):
         peft_files(converted, BASE)

@@ -1,4 +1,4 @@
-"""Names, versions and the rule by which two copies of a record are joined."""
+"""Adapter names, versions, and the merge of two copies of a record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adapters.registry import Change, Registry, Snapshot
 
 
 class DictStore:
-    """The whole `Store` protocol over two dicts."""
+    """The complete `Store` protocol on two dicts."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Converted] = {}
@@ -123,7 +123,7 @@ async def test_a_clock_that_is_behind_changes_no_order() -> None:
 async def test_rollback_goes_to_what_was_served_before(
     steps: tuple[int | None, ...], then: tuple[int, ...]
 ) -> None:
-    """Steps are contents that are added, and None for a rollback."""
+    """Check rollbacks after `steps`: each adds a version, or rolls back if None."""
     registry, _ = await _registry()
     for step in steps:
         if step is None:
@@ -148,14 +148,17 @@ async def test_a_version_that_is_named_goes_back_as_well_or_on() -> None:
 
 
 async def test_what_was_served_before_outlives_no_gateway_that_does_not_know_of_it() -> None:
-    """It reads such a record and writes it without; then what was added before stands for it."""
+    """Check a record that an older gateway wrote without the field `before`.
+
+    Rollbacks then follow the order in which versions were added.
+    """
     registry, store = await _registry()
     for number in (1, 2, 3, 2):
         record = await registry.add("zh", "demo", _content(number), "test")
     told = as_json(record)
     del told["before"]
     copy = from_json(told)
-    # A copy of the same change loses nothing.
+    # Merging two copies of the same change loses nothing.
     assert merge(record, copy) == merge(copy, record) == record
     store.known["zh"] = merge(record, replace(copy, revision=5, served=_content(3).digest))
     await registry.load()
@@ -198,14 +201,17 @@ async def test_a_name_belongs_to_one_base() -> None:
     with pytest.raises(errors.BaseMismatch, match="demo"):
         await registry.add("zh", "other", _content(2), "test")
     assert set(store.tensors) == {_content(1).digest}, "a refusal leaves no trace"
-    # Another process may have taken the name for its base since.
+    # Another process may have given the name to its base model since.
     registry.refresh({})
     with pytest.raises(errors.BaseMismatch, match="demo"):
         await registry.add("zh", "other", _content(2), "test")
 
 
 async def test_contents_that_share_63_bits_never_share_an_id() -> None:
-    """An author can search for such a pair; an engine may still hold the first one's id."""
+    """Check two digests whose first 63 bits are equal, which an attacker could search for.
+
+    The engine may still have the first adapter under that id.
+    """
     registry, _ = await _registry()
     first = _content(1)
     other = replace(_content(2), digest=first.digest[:16] + "0" * 48)
@@ -389,7 +395,7 @@ def test_records_survive_json(record: Record) -> None:
 
 
 def test_the_copy_that_says_its_tp_size_wins() -> None:
-    """A gateway that does not know of it writes a version without."""
+    """Check that `tp_size` survives a copy from an older gateway, which writes none."""
     value: dict[str, Any] = {"name": "zh", "life": 1, "updated": 1.0, "served": _OLD.digest}
     signed, bare = (
         Record(**value, revision=revision, versions=(replace(_OLD, tp_size=tp_size),))
@@ -438,7 +444,7 @@ def test_a_template_that_is_not_its_versions_is_no_record(field: str, value: Any
 
 
 def test_a_copy_whose_template_was_left_out_does_not_win() -> None:
-    """A gateway from before there were templates reads such a version, and writes it without."""
+    """Check that a chat template survives a copy from an older gateway, which writes none."""
     version = _version("a" * 64, 1, "x", 1, ChatTemplate("{{ a }}"))
     record = Record(
         name="zh", life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
@@ -451,7 +457,7 @@ def test_a_copy_whose_template_was_left_out_does_not_win() -> None:
 
 
 def test_who_added_a_version_outlives_a_gateway_that_does_not_know_of_it() -> None:
-    """It reads such a record, as ours does theirs, and writes it without."""
+    """Check that `added_by` survives a copy from an older gateway, which writes none."""
     version = _version("a" * 64, 1, "https://a/b", 1, None, "sha256:01234567")
     record = Record(
         name="zh", life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
@@ -485,13 +491,13 @@ async def test_a_rollback_holds_until_another_content_is_declared() -> None:
     await declare(1)
     await declare(2)
     held = await registry.rollback("zh")
-    # Whoever looks again, and remembers nothing but what the store keeps.
+    # A new process knows only what the store has.
     registry = Registry(store)
     await registry.load()
     assert await declare(2) == held
     assert (await declare(1)).served == _content(1).digest
     assert (await declare(2)).served == _content(2).digest
-    # A removed name is declared anew.
+    # A removed name that is declared again starts a new life.
     await registry.remove("zh")
     assert (await declare(2)).life == 2
 
@@ -503,7 +509,7 @@ async def test_what_is_declared_of_a_record_from_before_changes_nothing_that_is_
     before = await registry.rollback("zh")
     record = await registry.add("zh", "demo", _content(2), "test", declared=True)
     assert (record.served, record.declared) == (before.served, (4, _content(2).digest))
-    # A gateway that does not know of it reads it, and writes it without.
+    # An older gateway writes the record without `declared`.
     told = as_json(record) | {"revision": 5, "served": _content(2).digest}
     del told["declared"]
     merged = merge(record, from_json(told))

@@ -1,4 +1,4 @@
-"""The cache arithmetic of TensorRT-LLM's PeftCacheManager, worked out by hand."""
+"""Cache sizes of TensorRT-LLM's PeftCacheManager, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def _adapter(rank: int, modules: tuple[str, ...] = BASE.lora_target_modules) -> 
 
 
 def test_page_size_by_hand() -> None:
-    """in + out: q and o 8192, k and v 5120, the three of the MLP 18432. The page is as wide as
-    the smallest, so these take 2, 1 and 4 slots per rank and layer.
+    """Check slots per rank and layer. in + out is 8192 for q and o, 5120 for k and v, 18432 for
+    MLP.
+
+    A slot is as wide as the smallest module, so these modules take 2, 1 and 4 slots.
     """
     fit = cache_fit(LLAMA_8B, [_adapter(8)], CacheSettings())
     slots = 32 * 8 * (2 + 1 + 1 + 2 + 4 + 4 + 4)
     assert fit.page_bytes == slots * 5120 * 2
     assert fit.pages_needed == 1
     assert fit.host_pages == -(-(2**30 // (5120 * 2)) // slots)
-    # Rank 64 of every module, packed without gaps.
+    # Rank 64 of each module, packed without gaps.
     values = 64 * 32 * (2 * 8192 + 2 * 5120 + 3 * 18432)
     assert fit.host_min_bytes == -(-values // 5120) * 5120 * 2
     assert fit.gpu_pages is None
@@ -48,7 +50,7 @@ def test_page_size_by_hand() -> None:
 
 def test_larger_rank_takes_whole_pages() -> None:
     assert cache_fit(LLAMA_8B, [_adapter(16)], CacheSettings()).pages_needed == 2
-    # A row of rank 20 takes the slots of its values, rounded up: less than 20 times a rank's.
+    # A row's slots are rounded up once, so rank 20 takes fewer than 20 times the slots of rank 1.
     assert cache_fit(LLAMA_8B, [_adapter(20)], CacheSettings()).pages_needed == 3
     assert cache_fit(LLAMA_8B, [_adapter(1)], CacheSettings()).pages_needed == 1
     only_qv = _adapter(16, ("attn_q", "attn_k", "attn_v"))
@@ -67,7 +69,7 @@ def test_the_default_gigabyte_holds_a_dozen_of_rank_8_and_not_twice_as_many_of_r
 def test_tensor_and_pipeline_parallelism_share_the_work() -> None:
     parallel = replace(LLAMA_8B, tp_size=2, pp_size=2)
     fit = cache_fit(parallel, [_adapter(8)], CacheSettings(gpu_bytes=2**27))
-    # Halved along out, or along in for o and down: q 6144, k 4608, o 6144, MLP 11264.
+    # TP 2 halves out, or in for o and down: in + out is 6144 (q, o), 4608 (k, v), 11264 (MLP).
     slots = 16 * 8 * (2 + 1 + 1 + 2 + 3 + 3 + 3)
     assert fit.page_bytes == slots * 4608 * 2
     assert fit.pages_needed == 1

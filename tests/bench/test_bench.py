@@ -1,4 +1,4 @@
-"""The benchmark runs, and its scripted upstream behaves like the Triton that it stands in for."""
+"""The benchmark: a short run, and a scripted upstream that behaves like the Triton it replaces."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ STREAM_INFER = SERVICE + "ModelStreamInfer"
 FRAME_HEAD, GRPC_HEAD = 9, 5
 ASKED = ("return_finish_reason", "return_stop_reason", "sampling_param_exclude_input_from_output")
 WITHIN = 120.0
-"""Seconds. They only end a test that would never end."""
+"""Timeout in seconds, only for a test that hangs."""
 
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of a scripted upstream with a process of its own."""
+    """Yield the host:port of a scripted upstream in its own process."""
     folder = tmp_path_factory.mktemp("upstream")
     synthetic.build(folder / "engine", vocab_size=4096)
     render(folder / "repository", repository_parameters(folder))
@@ -64,7 +64,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def stream_infer(address: str, *requests: bytes) -> list[bytes]:
-    """All messages of one call, as they are on the wire."""
+    """Return the serialized messages of one call."""
     with grpc.insecure_channel(address) as channel:
         call = channel.stream_stream(
             STREAM_INFER, request_serializer=None, response_deserializer=None
@@ -74,7 +74,7 @@ def stream_infer(address: str, *requests: bytes) -> list[bytes]:
 
 @pytest.mark.slow
 def test_upstream_sends_what_triton_sends(upstream: str, tmp_path: Path) -> None:
-    # So slow that no two tokens come in one response because nobody had the time to take the first.
+    # Tokens come so slowly that no two share a response, even on a busy machine.
     synthetic.build(
         tmp_path / "engine",
         **{"vocab_size": 4096, "max_seq_len": 8192, "tokens": [TOKEN]},
@@ -146,7 +146,7 @@ def test_upstream_serves_the_rendered_config(upstream: str, tmp_path: Path) -> N
 
 
 def test_upstream_keeps_within_the_windows(upstream: str) -> None:
-    """A client that gives no more than the initial window gets no more than that."""
+    """Check that a client with the initial flow control window gets no more data than that."""
     host, _, port = upstream.rpartition(":")
     with socket.create_connection((host, int(port))) as line:
         headers = b"\x83\x86" + frames.literal(":path", STREAM_INFER)
@@ -164,7 +164,7 @@ def test_upstream_keeps_within_the_windows(upstream: str) -> None:
 
 
 def data_size(line: socket.socket, least: int) -> int:
-    """Size of the DATA frames that come: of this many bytes, and until none come for a while."""
+    """Return the bytes of DATA frames: wait for `least` bytes, then until none arrive for 0.7 s."""
     size, buffer = 0, bytearray()
     line.settimeout(WITHIN)
     with contextlib.suppress(TimeoutError):
@@ -204,7 +204,7 @@ def test_a_core_for_each_worker_where_there_are_enough(monkeypatch: pytest.Monke
 
 @pytest.mark.nightly
 def test_bench_runs_and_reports(tmp_path: Path) -> None:
-    """A tiny run: the figures mean nothing, but all of them are there and are numbers."""
+    """Check a tiny run: all results exist and are numbers, though meaningless."""
     parts = ["tokens", "llmapi", "cancel"]
     command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.2", "--output"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The gateway beside compiled peers: the smallest run, and what is said where a peer is missing."""
+"""The gateway compared with compiled peers: the smallest run, and notes on missing peers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_cannot_be_had_is_told_and_not_measured() -> None:
 
 @pytest.mark.nightly
 def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
-    """Each answers the same number of tokens to the same ids, or it would be left out."""
+    """Check that each peer is measured. A peer with wrong answers would be left out."""
     command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.8", "--rounds", "1"]
     done = subprocess.run(
         [*command, "--only", "peers", "--output", str(tmp_path)],
@@ -48,8 +48,9 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
     assert rows["MiB at start"]["relay in C"] < 10 or shutil.which("gcc") is None
     for name, row in rows.items():
         assert math.isfinite(row["gateway"]), name
-        # A peer may never stop what its client left, Dynamo's worker is not asked without it, and
-        # one that had no turn in its window has neither a first token nor a ratio.
+        # Some results may be missing: a peer may never stop abandoned requests, Dynamo's worker
+        # cannot be called without Dynamo to measure the added time, and a peer without CPU time in
+        # its window has neither a first token nor a ratio.
         known = [
             value
             for peer, value in row.items()
@@ -68,7 +69,7 @@ def test_first_tokens_beside_streams_are_measured(tmp_path: Path) -> None:
     servers = ("gateway", "SMG 1.13.0")
     assert found == [(server, count) for server in servers for count in QUICK_STREAMS]
     for row in rows:
-        # On a busy machine a window of a second may end before the first answer.
+        # On a busy machine, a window of one second may end before the first answer.
         assert {"first token p50 ms", "more than alone"} <= row.keys()
         assert math.isfinite(row["CPU us/token"]) == (row["other streams"] > 0)
     assert math.isfinite(rows[1]["of SMG 1.13.0"])
@@ -85,13 +86,13 @@ def test_prompts_are_measured_beside_smg(tmp_path: Path) -> None:
     }
     for row in rows:
         assert all(math.isfinite(value) for name, value in row.items() if "ms" in name), row
-    # Of CPU, as other processes take time, too.
+    # CPU times are compared, since other processes affect elapsed time.
     cpu_ms = {row["each"]: row["gateway: CPU ms"] for row in rows[:6]}
     assert cpu_ms["250 tokens"] < cpu_ms["32,000 tokens"]
 
 
 def measured(part: str, folder: Path) -> dict[str, Any]:
-    """Return the results of a short run of one part; skip where SMG cannot be installed."""
+    """Return the results of a short run of one part. Skip if SMG cannot be installed."""
     command = [sys.executable, "-m", "bench", "--quick", "--seconds", "1", "--rounds", "1"]
     done = subprocess.run(
         [*command, "--only", part, "--output", str(folder)],

@@ -1,4 +1,4 @@
-"""Acts of damage. Each returns when the world can handle the next one."""
+"""Faults that the chaos run injects. Each returns once the next one can follow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FROZEN_S = (1.0, 4.0)
 
 
 async def break_things(world: World, load: Load, seconds: float, names: Iterable[str]) -> None:
-    """Run these acts in random order until the time is over; each at least once."""
+    """Inject these faults in random order for `seconds`, each at least once."""
     ends = time.monotonic() + seconds
     left = [name for name in names if name not in world.skipped]
     while time.monotonic() < ends or set(world.done) != set(left):
@@ -42,8 +42,9 @@ def _kill_triton(index: int) -> Act:
 
 
 def _freeze_triton(index: int) -> Act:
-    """Freeze a Triton like a paused machine; `thaw` is gentler, because Triton may not
-    survive it.
+    """Freeze a Triton like a paused machine.
+
+    `thaw` resumes its processes one after the other, because Triton may crash otherwise.
     """
 
     async def act(world: World, _: Load) -> None:
@@ -55,10 +56,7 @@ def _freeze_triton(index: int) -> Act:
 
 
 def _kill_worker(index: int) -> Act:
-    """Kill a worker.
-
-    The parent starts another, which may be told to read its files while it starts.
-    """
+    """Kill a worker process of a gateway, and send SIGHUP while its successor starts."""
 
     async def act(world: World, _: Load) -> None:
         gateway = world.gateways[index]

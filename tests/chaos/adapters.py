@@ -1,4 +1,4 @@
-"""The adapters of the world: their contents, their answers, and the one that changes."""
+"""Adapters of the chaos run: contents, expected answers, and the name that changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIVE = "live"
 """The adapter name whose content changes while clients use it."""
 ADMIN_KEY = "the-admin-key-of-the-gateways-in-chaos"
 _ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-# A notice announces a change to all workers; a worker that missed it polls twice a second.
+# Redis notifies all workers of a change. A worker that missed the message polls twice a second.
 _LATE_S = 3.0
 _AGREED_WITHIN_S = 60.0
 _ASKED_PER_WORKER = 4
@@ -28,7 +28,7 @@ _RANK, _SCALE = 16, 0.2
 
 @dataclass(frozen=True)
 class Content:
-    """Weights: a PEFT folder, and the digest under which they are served."""
+    """An adapter's weights: a PEFT folder, and the digest under which the gateway serves it."""
 
     name: str
     folder: Path
@@ -39,7 +39,7 @@ def demo_contents() -> list[Content]:
 
 
 def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, str]:
-    """Return that many contents, each with its unique answer to `GENERATED`."""
+    """Return `count` contents with their answers to `GENERATED`, all different."""
     made = [
         write_adapter(folder / f"made-{seed}", DEMO_MODEL, seed, rank=_RANK, scale=_SCALE)
         for seed in range(count * 3 // 2)
@@ -53,7 +53,7 @@ def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, 
 
 @dataclass
 class LiveHistory:
-    """History of the digests that LIVE may be answered with; `None` means that it is removed."""
+    """History of the digests that LIVE may serve. `None` means that the name is removed."""
 
     _history: list[tuple[float, frozenset[str | None]]] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class LiveHistory:
         self._history.append((time.monotonic(), frozenset(digests)))
 
     def allowed_digests(self, started: float, ended: float) -> set[str | None]:
-        """Return the digests valid at any moment of a request, or shortly before it."""
+        """Return the digests that were valid during a request or shortly before it."""
         ends = [since for since, _ in self._history[1:]] + [float("inf")]
         return {
             digest
@@ -84,7 +84,7 @@ async def add(gateway: Gateway, name: str, content: Content) -> httpx.Response:
 
 
 async def call(gateway: Gateway, method: str, path: str, **more: Any) -> httpx.Response:
-    """Call the admin API on a separate connection, so that any worker may take it."""
+    """Call the admin API on a new connection, so any worker may accept it."""
     async with httpx.AsyncClient(timeout=_AGREED_WITHIN_S, headers=_ADMIN, verify=PLAIN) as client:
         url = f"http://127.0.0.1:{gateway.process.admin_port}/v1/adapters{path}"
         return await client.request(method, url, **more)
@@ -93,12 +93,12 @@ async def call(gateway: Gateway, method: str, path: str, **more: Any) -> httpx.R
 async def wait_until_agreed(
     gateways: Collection[Gateway], live: Collection[str | None] | None = None
 ) -> dict[str, str]:
-    """Return the short digests that all report as served, by name; fail if they never agree.
+    """Return the served digests by name, once all workers report the same. Fail after a time limit.
 
     Args:
-        gateways: each is asked several times as often as it has workers.
-        live: allowed digests of LIVE. Until the deadline, others are waited out: after a change
-            without Redis only one worker knows it at first, and all answers may be from others.
+        gateways: gateways to ask, several times as often as they have workers.
+        live: allowed digests of LIVE, or None for any. Other digests are waited out until the
+            deadline: after a change without Redis only one worker knows it at first.
     """
     deadline = time.monotonic() + _AGREED_WITHIN_S
     while True:
@@ -115,7 +115,7 @@ async def wait_until_agreed(
 
 
 async def _read_served(gateway: Gateway) -> dict[str, str]:
-    """Return what one of the gateway's workers reports."""
+    """Return the served digest by name, as one of the gateway's workers reports it."""
     answer = await call(gateway, "GET", "")
     assert answer.status_code == 200, answer.text
     return {adapter["name"]: adapter["served"] for adapter in answer.json()["data"]}

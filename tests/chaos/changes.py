@@ -1,4 +1,4 @@
-"""Changes of adapters, and use of many adapters, while clients send requests."""
+"""Changes of adapters, and load on many adapters, while clients send requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.questions import GENERATED
 from tests.chaos.world import TENANTS, World
 from tests.support.metrics import sample
 
-# Error code of a change with an unknown outcome.
+# Error code of a change whose outcome is unknown.
 _UNKNOWN = "adapter_change_unknown"
 
 
@@ -24,7 +24,7 @@ async def change(world: World, _: Load) -> None:
 
 
 async def change_without_redis(world: World, _: Load) -> None:
-    """Change an adapter at one gateway; the other must follow when Redis is available again."""
+    """Change an adapter at one gateway without Redis. The other follows once Redis is back."""
     await _change(world, world.chance.choice(world.gateways), world.redis_dies())
 
 
@@ -34,7 +34,7 @@ async def change_on_full_disk(world: World, _: Load) -> None:
 
 
 async def use_many(world: World, load: Load) -> None:
-    """Use more adapters than the engines' caches hold, all at once, twice."""
+    """Request all adapters at once, more than the engines' caches hold, and then again."""
     tenants = list(TENANTS)
     for _ in range(2):
         async with asyncio.TaskGroup() as group:
@@ -50,7 +50,7 @@ async def use_many(world: World, load: Load) -> None:
 async def _change(
     world: World, gateway: Gateway, trouble: AbstractAsyncContextManager[None] | None = None
 ) -> None:
-    """Change LIVE; the reported result must hold at both gateways, and until then old or new."""
+    """Change LIVE. Both gateways must then agree on the reported result."""
     old = world.live.now
     kind, new = _next(world, old)
     world.live.may_be({old, new})
@@ -68,7 +68,7 @@ async def _change(
 
 
 def _next(world: World, old: str | None) -> tuple[str, str | None]:
-    """Return the change to make, and the digest that is served after it."""
+    """Return the next change, and the digest that is served after it."""
     if old is None:
         return "add", world.chance.choice(list(world.digests))
     kind = world.chance.choice(["add", "add", "roll back", "remove"])

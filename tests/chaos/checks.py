@@ -1,4 +1,4 @@
-"""Checks after the run: bills, limits, slots, and that everything is idle again."""
+"""Checks after the run: usage logs, limits, slots, and that no work is left."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.chaos.world import (
 )
 
 _SETTLED_WITHIN_S = 120.0
-# Added to the gateway's deadline: a worker may be frozen when it expires, and get no CPU time on a
-# busy machine after that.
+# Added to the gateway's deadline: a worker may be frozen when the deadline expires, and a busy
+# machine may delay it further.
 _LATE_S = FROZEN_S[1] + 20
 _WINDOW_S = 60.0
 _BUSY = (
@@ -39,7 +39,7 @@ _BUSY = (
 
 
 async def settle(world: World) -> None:
-    """Wait until all replicas serve at all workers, and no work is in progress or pending."""
+    """Wait until all replicas serve at all workers, and no request is running or queued."""
     workers = WORKERS * len(world.gateways)
     whole = {
         "gateway_replica_ready": workers * len(world.tritons.replicas),
@@ -60,9 +60,7 @@ async def settle(world: World) -> None:
 
 
 async def check_complete(world: World) -> None:
-    """Check that all slots of all tenants are free, and that every gateway has every adapter,
-    intact.
-    """
+    """Check that all tenants' slots are free, and that each gateway can verify all adapters."""
     deadline = time.monotonic() + _SETTLED_WITHIN_S
     while left_out := await _count_refused(world):
         if time.monotonic() > deadline:
@@ -77,7 +75,7 @@ async def check_complete(world: World) -> None:
 
 
 async def _count_refused(world: World) -> int:
-    """Send as many concurrent requests as each tenant may have; return how many are refused."""
+    """Send each tenant's maximum of concurrent requests. Return the number of refused ones."""
     statuses: list[int] = []
     body = SHORT.body("demo", stream=False)
     for number, key in enumerate(TENANTS.values()):
@@ -90,7 +88,7 @@ async def _count_refused(world: World) -> int:
 
 @dataclass
 class Bills:
-    """A gateway's usage log compared with what its clients saw; `wrong` in words."""
+    """A gateway's usage log compared with its clients' view. `wrong` lists the differences."""
 
     lines: int = 0
     missing: int = 0
@@ -123,7 +121,7 @@ def _lines(gateway: Gateway, bills: Bills) -> Iterator[dict[str, Any]]:
     ids: set[str] = set()
     for lines, deleted in gateway.records():
         for record in lines:
-            # Records of a deleted file may be in the next one, too.
+            # A deleted file's records may be in the next file too.
             if record["id"] not in ids:
                 ids.add(record["id"])
                 yield record
@@ -141,16 +139,16 @@ def _differences(seen: ObservedRequest, record: dict[str, Any]) -> Iterator[str]
         for kind in ("prompt_tokens", "completion_tokens"):
             if record[kind] != seen.usage[kind]:
                 yield f"{kind}: {record[kind]} in the log, {seen.usage[kind]} in the answer"
-    # A client that disconnects, or is cut off, may get the complete answer at the same moment.
+    # A client may disconnect, or be cut off, at the moment when the complete answer is sent.
     answered = seen.outcome in ("right", "wrong")
     if answered != (record["status"] == 200) and seen.outcome not in ("left", "cut"):
         yield f"{record['status']} in the log, {seen.outcome} here"
 
 
 def peak_per_minute(world: World, seen: Sequence[ObservedRequest]) -> tuple[int, int]:
-    """Return requests and tokens of the tight tenant within any 60 s during which its Redis lived.
+    """Return the tight tenant's most requests and tokens within 60 s without a loss of Redis.
 
-    Counts requests started and answered in that window, so at least these were admitted in it.
+    Only requests that started and ended in that window count, so at least these were admitted.
     """
     mine = [each for each in seen if each.tenant == TIGHT and each.usage is not None]
     requests = tokens = 0

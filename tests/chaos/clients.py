@@ -1,4 +1,4 @@
-"""Clients, and what each knows about its answers."""
+"""Clients of the chaos run, and their checks of each answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.world import TENANTS, TIGHT, TIGHT_KEY, World
 
 CLIENTS = 64
 TIGHT_CLIENTS = 8
-# Longer waits count as hanging. The clients share a busy machine with all servers.
+# A longer wait counts as hanging. Clients and servers share a busy machine.
 HANGS_AFTER_S = 60.0
 CLEAR = {429, 503, 504}
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
@@ -30,9 +30,9 @@ _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 class ObservedRequest:
     """A client's view of one request.
 
-    `outcome` is `right`, `wrong`, `hung`, `left` when the client disconnected, `cut` when the
-    connection broke, `no connection` when none was made, else the status and code of an error.
-    `usage` is that of the answer, `begun` is True if its headers had status 200.
+    `outcome` is `right`, `wrong`, `hung`, `left` (the client disconnected), `cut` (the connection
+    broke), `no connection`, or else an error's status and code. `usage` is the answer's. `begun` is
+    True if the response had status 200.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class ObservedRequest:
 
 
 class Load:
-    """Running clients. `seen` has all their requests, in the order in which they were sent."""
+    """Running clients. `seen` has all their requests in the order of sending."""
 
     def __init__(self, world: World, name: str, clients: int) -> None:
         self._world = world
@@ -65,7 +65,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
-        """Run the clients; a client that fails by itself ends the body too."""
+        """Run the clients. An unexpected error in a client ends the context too."""
         limits = httpx.Limits(max_connections=None)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for gateway in self._world.gateways:
@@ -141,8 +141,7 @@ class Load:
             if leaves_s is not None and event == "http11.send_request_headers.started":
                 leaving.reschedule(asyncio.get_running_loop().time() + leaves_s)
 
-        # httpx leaks the socket of a connection that is cancelled while connecting, so clients
-        # disconnect only after that.
+        # A cancelled httpx request leaks its socket while it connects, so clients disconnect later.
         request.extensions["trace"] = begin_to_leave
         async with asyncio.timeout(None) as leaving:
             answer = await client.send(request, stream=True)
@@ -168,7 +167,7 @@ class Load:
             raise Wrong(f"{version} does not say {text!r}")
 
     def _check_version(self, digest: str | None, seen: ObservedRequest) -> None:
-        """Check the version; `digest` None means the answer was that the adapter does not exist."""
+        """Check the served version. `digest` None means that the adapter was unknown."""
         if seen.model == LIVE:
             allowed = self._world.live.allowed_digests(seen.started, time.monotonic())
             if digest not in allowed:
@@ -178,7 +177,7 @@ class Load:
 
 
 async def _text(answer: httpx.Response, seen: ObservedRequest) -> str | None:
-    """Return the answer's text; None after a clear error, whose name is recorded."""
+    """Return the answer's text, or None after an allowed error, which is recorded."""
     frames = [json.loads(await answer.aread())] if not _streams(answer) else await _frames(answer)
     *rest, last = frames
     if any("error" in frame for frame in rest):
@@ -203,7 +202,7 @@ async def _frames(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def _error_name(status: int, error: dict[str, Any]) -> str:
-    """Return an error's name in the table. Raises Wrong for an error that clients must not see."""
+    """Return an error's name for the table. Raises Wrong for an error that clients must not see."""
     if set(error) != {"message", "type", "param", "code"}:
         raise Wrong(f"an error of no known form: {error}")
     code = error["code"]

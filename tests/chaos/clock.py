@@ -14,12 +14,15 @@ _BYTES = 8
 
 @cache
 def why_not() -> str | None:
-    """Return why no clock can be shifted here; None if it can."""
+    """Return why the clock cannot be shifted on this machine, or None if it can."""
     return None if shutil.which("gcc") else "there is no gcc to compile tests/chaos/clock.c with"
 
 
 class WallClock:
-    """`environment` is for the processes to affect; if `why_not`, they use the real clock."""
+    """A shiftable wall clock for processes that are started with `environment`.
+
+    If `why_not` gives a reason, these processes use the real clock.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +36,7 @@ class WallClock:
             self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
 
     def move(self, seconds: int) -> None:
-        """Shift the clock by that many seconds from the real time; 0 restores it."""
+        """Shift the clock by `seconds` from the real time. 0 restores it."""
         written = seconds.to_bytes(_BYTES, "little", signed=True)
         if not self._file.exists():
             self._file.write_bytes(written)

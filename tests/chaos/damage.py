@@ -1,4 +1,4 @@
-"""Damage to stored data: weights on disks and in Redis, disks, usage logs, clocks."""
+"""Damage to stored data: weights on disks and in Redis, full disks, usage logs, clocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ABOUT_S = 30.0
 
 
 async def fill_redis(world: World, _: Load) -> None:
-    """Fill Redis, so that it answers but accepts no writes."""
+    """Fill Redis, which then answers but refuses writes."""
     with world.redis.client() as client:
         client.config_set("maxmemory", "1")
         await asyncio.sleep(world.chance.uniform(*_FULL_S))
@@ -31,7 +31,7 @@ async def fill_redis(world: World, _: Load) -> None:
 
 
 async def delete_weights_in_redis(world: World, _: Load) -> None:
-    """Delete weights as a full Redis evicts them: single keys, and not all."""
+    """Delete some of the weights' keys, as a full Redis evicts them."""
     with world.redis.client() as client:
         for key in client.keys(_WEIGHTS):
             if world.chance.random() < 0.7:
@@ -39,7 +39,7 @@ async def delete_weights_in_redis(world: World, _: Load) -> None:
 
 
 async def change_weights_in_redis(world: World, load: Load) -> None:
-    """Change weights in Redis and delete one gateway's copies: it must get them from the other."""
+    """Corrupt weights in Redis and delete one gateway's copy. The other gateway has a good one."""
     gateway, name = _one_of(world)
     digest, path = await _on_disk(gateway, name)
     with world.redis.client() as client:
@@ -63,7 +63,10 @@ async def cut_weights_on_disk(world: World, load: Load) -> None:
 
 
 async def fill_disk(world: World, _: Load) -> None:
-    """Fill a disk: no file grows beyond the size of the usage log, or that plus a partial line."""
+    """Fill a gateway's disk: its files cannot exceed the usage log's size plus up to 400 bytes.
+
+    The limit may cut a line of the usage log.
+    """
     gateway = world.chance.choice(world.gateways)
     async with gateway.full_disk(world.chance.choice([0, world.chance.randrange(400)])):
         await asyncio.sleep(world.chance.uniform(*_FULL_S))
@@ -81,11 +84,11 @@ async def delete_usage_log(world: World, _: Load) -> None:
 
 
 async def move_clock(world: World, _: Load) -> None:
-    """Shift the clock of all processes of one gateway, and of no others."""
+    """Shift the clock of all processes of one gateway."""
     gateway = world.chance.choice(world.gateways)
     seconds = world.chance.choice(_MOVED_S)
     gateway.clock.move(seconds)
-    # This metric is the time of its reading, summed over the workers.
+    # This metric is the time of its collection, summed over the workers.
     read = await asyncio.to_thread(gateway.metrics)
     moved = read["lora_requests_info"] / WORKERS - time.time()
     assert abs(moved - seconds) < _ABOUT_S, f"the clock was moved by {moved:.0f}, not {seconds} s"
@@ -94,27 +97,27 @@ async def move_clock(world: World, _: Load) -> None:
 
 
 def _one_of(world: World) -> tuple[Gateway, str]:
-    """Return a gateway, and an adapter that clients use."""
+    """Return a random gateway, and the name of an adapter that clients use."""
     names = [name for name in world.fixed if name != "demo"]
     return world.chance.choice(world.gateways), world.chance.choice(names)
 
 
 async def _on_disk(gateway: Gateway, name: str) -> tuple[str, Path]:
-    """Return the full digest that a name serves, and the file of one gateway's copy."""
+    """Return the full digest that a name serves, and the file of the gateway's copy."""
     record = (await adapters.call(gateway, "GET", f"/{name}")).json()
     [digest] = [v["digest"] for v in record["versions"] if v["version"] == record["served"]]
     return digest, gateway.store / "versions" / digest[:2] / f"{digest}.lora"
 
 
 def _overwrite_in(client: redis.Redis, key: str) -> None:
-    """Corrupt the last bytes of a value, if it exists."""
+    """Corrupt the last bytes of a Redis value, if it exists."""
     value = client.get(key)
     if isinstance(value, bytes):
         client.set(key, value[:-64] + bytes(byte ^ 0x55 for byte in value[-64:]))
 
 
 async def _must_mend(world: World, load: Load, gateway: Gateway, name: str) -> None:
-    """Make engines evict the adapter, so that it is read again; then verify it as an admin."""
+    """Make engines evict the adapter, so that it is loaded again. Then verify it as an admin."""
     await use_many(world, load)
     answer = await adapters.call(gateway, "POST", f"/{name}/verify")
     if not answer.is_success:

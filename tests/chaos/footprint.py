@@ -1,4 +1,4 @@
-"""Sizes of the processes of the world, by kind."""
+"""Memory and open files of the run's processes, by type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.world import World
 
 @dataclass(frozen=True)
 class Footprint:
-    """Maxima over the processes of a kind: resident bytes, and open files."""
+    """The largest values among processes of one type: resident bytes, and open files."""
 
     rss: int
     files: int

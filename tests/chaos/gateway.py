@@ -1,4 +1,4 @@
-"""A gateway of the world, and actions on its processes, its disk, its log and its clock."""
+"""A gateway of the chaos run, and actions on its processes, disk, usage log and clock."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ from tests.support.gateway_process import GatewayProcess
 WORKERS = 2
 _ENDS_WITHIN_S, _SERVES_WITHIN_S = 60.0, 120.0
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""TLS context for httpx clients; each would otherwise read all CA certificates, 60 ms."""
+"""TLS context shared by all httpx clients. Each would otherwise read all CA files in 60 ms."""
 
 
 @dataclass
 class Outage:
-    """Period in which connections may have been cut: from a kill to the successor's first
-    answers.
-    """
+    """A period in which connections may break, from a kill to the successor's first answers."""
 
     started: float
     ended: float = float("inf")
@@ -41,7 +39,7 @@ class Outage:
 
 @dataclass
 class Gateway:
-    """A gateway; `outages` are in the time of `time.monotonic`."""
+    """A gateway. `outages` have times of `time.monotonic`."""
 
     name: str
     folder: Path
@@ -50,9 +48,9 @@ class Gateway:
     log: Path
     outages: list[Outage] = field(default_factory=list)
     lost_lines: int = 0
-    """Usage lines that it reported as lost while its disk was full."""
+    """Usage log lines that the gateway reported as lost while its disk was full."""
     _deleted: list[str] = field(default_factory=list)
-    """Contents of its usage logs at the moment when they were deleted."""
+    """Contents of the usage log files when they were deleted."""
 
     @property
     def url(self) -> str:
@@ -60,15 +58,15 @@ class Gateway:
 
     @property
     def store(self) -> Path:
-        """Folder of its adapters for the base model `demo`."""
+        """Folder of the gateway's adapters for the base model `demo`."""
         return self.folder / "adapters" / "demo"
 
     def workers(self) -> list[psutil.Process]:
         return psutil.Process(self.process.process.pid).children()
 
     def metrics(self) -> defaultdict[str, float]:
-        """Return metrics by name, summed over all labels and the workers that answer; 0 by
-        default.
+        """Return metrics by name, 0 by default. Values are summed over labels and responding
+        workers.
         """
         found: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(self.metrics_page()):
@@ -77,7 +75,7 @@ class Gateway:
         return found
 
     def metrics_page(self) -> str:
-        """Return the metrics page; "" if no worker answers."""
+        """Return the metrics page, or "" if no worker responds."""
         url = f"http://127.0.0.1:{self.process.admin_port}/metrics"
         try:
             return httpx.get(url, timeout=20, verify=PLAIN).text
@@ -85,7 +83,7 @@ class Gateway:
             return ""
 
     async def serves_again(self) -> dict[str, float]:
-        """Wait until all workers see their engine; return the metrics of all."""
+        """Wait until all workers see a ready engine. Return the metrics."""
         deadline = time.monotonic() + _SERVES_WITHIN_S
         while (found := await asyncio.to_thread(self.metrics))["gateway_engine_ready"] < WORKERS:
             assert time.monotonic() < deadline, self.process.text[-5000:]
@@ -94,20 +92,20 @@ class Gateway:
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        """Mark the body as an outage: connections may break, and new ones be refused."""
+        """Record an outage for the duration of the context."""
         outage = Outage(time.monotonic())
         self.outages.append(outage)
         yield
         outage.ended = time.monotonic()
 
     def was_out(self, started: float, ended: float) -> bool:
-        """Return True if a request of that time met an outage, within a second."""
+        """Return True if an outage overlaps the given period, with a margin of a second."""
         return any(o.started - 1 <= ended and started <= o.ended + 1 for o in self.outages)
 
     # Actions
 
     async def kill(self) -> None:
-        """Kill only the parent, immediately: its workers must end by themselves."""
+        """Kill only the parent process. Its workers must end by themselves."""
         workers = self.workers()
         self.process.process.kill()
         self.process.process.wait()
@@ -115,7 +113,7 @@ class Gateway:
         assert not left, f"workers outlive their parent: {left}"
 
     async def start(self) -> None:
-        """Start it again, on its previous ports and folders."""
+        """Start the gateway again with its previous ports and folders."""
         await asyncio.to_thread(self.process.__enter__)
 
     def hang_up(self) -> None:
@@ -123,9 +121,9 @@ class Gateway:
 
     @asynccontextmanager
     async def full_disk(self, room: int) -> AsyncIterator[None]:
-        """Limit all files of its workers to its usage log's size and `room` bytes.
+        """Limit all files of the workers to the usage log's size plus `room` bytes.
 
-        The lines that it reports as lost in that time are added to `lost_lines`.
+        Usage log lines reported as lost in that time are added to `lost_lines`.
         """
         workers, before = self.workers(), await self._lost()
         limits = {worker: worker.rlimit(psutil.RLIMIT_FSIZE) for worker in workers}
@@ -146,10 +144,10 @@ class Gateway:
         self.log.rename(self.log.with_suffix(f".{time.monotonic_ns()}"))
 
     async def delete_log(self) -> None:
-        """Delete the usage log; return when no worker writes to it any more.
+        """Delete the usage log, and return once no worker has the deleted file open.
 
-        A worker killed earlier would lose its lines. Everything that the workers write to the
-        deleted file must be in the next one, too.
+        A worker that is killed before would lose its lines. All lines that the workers write to the
+        deleted file must be in the next file too.
         """
         with self.log.open(encoding="utf-8") as file:
             self.log.unlink()
@@ -164,9 +162,7 @@ class Gateway:
         return str(self.log) in {file.path for file in worker.open_files()}
 
     def records(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """Yield the lines of each of its usage log files, and True for deleted ones, which come
-        last.
-        """
+        """Yield each usage log file's records and False, then each deleted file's and True."""
         for path in sorted(self.log.parent.glob(f"{self.log.stem}.*")):
             yield _records(path.read_text(encoding="utf-8")), False
         for text in self._deleted:
@@ -174,7 +170,7 @@ class Gateway:
 
 
 def _records(text: str) -> list[dict[str, Any]]:
-    """Parse the lines; a truncated line was replaced by an empty one."""
+    """Parse the lines. A truncated line was replaced by an empty one."""
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
@@ -182,7 +178,7 @@ def _records(text: str) -> list[dict[str, Any]]:
 def running_gateways(
     names: Iterable[str], folder: Path, tritons: Tritons, **settings: object
 ) -> Iterator[list[Gateway]]:
-    """Run gateways, each with its own folder and usage log; end them at the exit of the context."""
+    """Run gateways with separate folders and usage logs, and end them with the context."""
     made = [_gateway(name, folder / name, tritons, settings) for name in names]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda gateway: stack.enter_context(gateway.process), made):

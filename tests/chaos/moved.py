@@ -42,7 +42,7 @@ NOTICED_WITHIN_S = 5.0
 _RECOVERED_WITHIN_S = 30.0
 _CLIENTS = 6
 _REQUESTS = 20
-"""Limit of a tight tenant, per minute."""
+"""Limit of requests per minute for a tenant."""
 _BEFORE = 12
 _CHANGES = 3
 _APART_S = 5.0
@@ -51,28 +51,28 @@ _TIGHT = ("before", "across", "after")
 
 @dataclass
 class Case:
-    """A kind of server and failover; `broken` yields the promises that did not hold."""
+    """A server type and failover with the measured results. `broken` yields the broken promises."""
 
     kind: str
     failover: str
     noticed_s: float = 0.0
     last: list[str] = field(default_factory=list)
-    """The last commands of the clients that were the last on the old server."""
+    """Last commands of the clients that left the old server last."""
     failures: dict[str, int] = field(default_factory=dict)
     recovered_s: dict[str, float] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     let_in: dict[str, int] = field(default_factory=dict)
     answers: int = 0
     refused: int = 0
-    """Chats refused because their version was only in Redis, while that was unusable."""
+    """Chats refused because the adapter version was only in Redis, which was unavailable."""
     errors: list[str] = field(default_factory=list)
     unshared: int = 0
-    """Adapters that were answered with 201 and `"shared": false`."""
+    """Uploads that were answered with 201 and `"shared": false`."""
     old: int = 0
     certain: int = 0
 
     def count(self, users: Users, since: float) -> None:
-        """Count the answers to chats; after `since` the served version is known."""
+        """Count the chats' answers. The served version is known for those after `since`."""
         self.old, self.certain = users.old_answers(since)
         self.answers = len(users.answers)
         self.refused = sum(answer.is_refused for answer in users.answers)
@@ -83,7 +83,7 @@ class Case:
         ]
 
     def broken(self) -> Iterator[str]:
-        """Yield each broken promise: about times, and about refusals without Redis."""
+        """Yield each broken promise, including times and refusals, which depend on the machine."""
         name = f"{self.kind}, {self.failover}"
         if self.noticed_s > NOTICED_WITHIN_S:
             yield f"{name}: noticed after {self.noticed_s:.1f} s: {', '.join(self.last)}"
@@ -105,7 +105,7 @@ class Case:
 
 
 def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Case]:
-    """Run the cases; `folder` gets the logs."""
+    """Run all cases and return them. `folder` receives the logs."""
     cases = []
     with tritons(folder, demo_engine(folder / "engine"), 1) as triton:
         for kind in kinds:
@@ -131,7 +131,7 @@ def _gateways(
         tenant(name, f"sk-{name}-key", requests_per_minute=_REQUESTS, concurrent_requests=100)
         for name in _TIGHT
     ]
-    # Otherwise a worker would count alone when Redis is slow, which a busy machine causes.
+    # "refuse", because a worker that counts by itself when Redis is slow would admit too many.
     limits = {"when_redis_is_away": {"requests_per_minute": "refuse"}}
     settings = {
         "config": write_config(folder / "config.yaml", tenant("acme", KEY), *tight, limits=limits),
@@ -173,7 +173,7 @@ async def _case(
             task.cancel()
         ends = await asyncio.gather(*asking, return_exceptions=True)
         case.count(users, since)
-        # A client whose connection failed sends no more requests.
+        # A client whose connection failed sends no further requests.
         case.errors += [repr(end) for end in ends if not isinstance(end, asyncio.CancelledError)]
         case.lost = await users.lost()
 
@@ -190,7 +190,7 @@ async def _wait_until_noticed(case: Case, old: Process, began: float) -> None:
 
 
 async def _wait_until_recovered(case: Case, users: Users, began: float) -> None:
-    """Wait until each user's acts have succeeded twice since, without failures between."""
+    """Wait until each user has succeeded twice in a row since the move."""
     since = time.monotonic()
     while not all(
         (at := user.recovered_at(began)) is not None

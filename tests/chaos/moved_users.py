@@ -1,4 +1,4 @@
-"""Users of Redis, exercised through the public API while the address of Redis moves."""
+"""Users of Redis, exercised through the HTTP API while the address of Redis moves."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.chaos.questions import CAPITALS, SHORT, text_of
 
 KEY = "sk-acme-key"
 _PAUSE_S = 0.25
-# time until another gateway has a change: its notice may be lost, and polls are every 0.5 s
+# Time until another gateway sees a change: notifications may be lost, and it polls every 0.5 s.
 _LATE_S = 2.0
 
 
 @dataclass
 class Act:
-    """An act of a user, and whether it succeeded and is shared."""
+    """An action of a user. `is_shared` is True if it succeeded and other gateways see it."""
 
     started: float
     ended: float
@@ -33,7 +33,7 @@ class Act:
 
 @dataclass
 class User:
-    """A user of Redis; `act` gets a number, and returns True if it succeeded and is shared."""
+    """A repeated action on Redis. `act` gets its number and returns True if it is shared."""
 
     name: str
     act: Callable[[int], Awaitable[bool]]
@@ -41,7 +41,7 @@ class User:
     is_ending: bool = False
 
     async def run(self) -> None:
-        """Act until `is_ending`: an interrupted act would be known to only one side."""
+        """Repeat the action until `is_ending`. A cancelled action would have an unknown outcome."""
         while not self.is_ending:
             started = time.monotonic()
             is_shared = await self.act(len(self.acts))
@@ -52,7 +52,7 @@ class User:
         return sum(not act.is_shared for act in self.acts if act.ended >= since)
 
     def recovered_at(self, since: float) -> float | None:
-        """Return when the first act after the last failure ended; None if none has yet."""
+        """Return when the first action after the last failure ended, or None."""
         after = [act for act in self.acts if act.started >= since]
         failed = [n for n, act in enumerate(after) if not act.is_shared]
         first = failed[-1] + 1 if failed else 0
@@ -75,12 +75,12 @@ class Answer:
 
     @property
     def is_refused(self) -> bool:
-        """True if the version could not be fetched from Redis, so that the client retries."""
+        """True if the gateway could not fetch the version from Redis, so the client may retry."""
         return self.status == 503 and "adapter_store_unavailable" in self.error
 
 
 class Users:
-    """The users. Use as an async context manager."""
+    """All users, as an async context manager."""
 
     def __init__(
         self, gateways: list[Gateway], endpoint: str, contents: dict[str, Content]
@@ -117,7 +117,7 @@ class Users:
         await self._stack.aclose()
 
     async def ask(self, number: int) -> None:
-        """Request the adapter that changes, until cancelled."""
+        """Request the adapter that changes, until the task is cancelled."""
         body = SHORT.body(LIVE, stream=False)
         by_text = {text: content for content, text in CAPITALS.items()}
         while True:
@@ -129,7 +129,7 @@ class Users:
             await asyncio.sleep(0.02)
 
     async def upload(self, number: int) -> bool:
-        """Add another content under the requested name; return True if it is shared."""
+        """Upload other content under the name LIVE. Return True if it is shared."""
         content = "ja" if self.uploads and self.uploads[-1].content == "zh" else "zh"
         gateway = self._gateways[number // 2 % 2]
         answer = await adapters.add(gateway, LIVE, self._contents[content])
@@ -139,7 +139,7 @@ class Users:
         return bool(answer.json()["shared"])
 
     async def _adapters(self, number: int) -> bool:
-        """Add every fourth time under a new name, so that a lost name is noticed."""
+        """Upload, every fourth time under a new name, so that a lost name is noticed."""
         if number % 4:
             return await self.upload(number)
         name = f"moved-{number}"
@@ -187,10 +187,10 @@ class Users:
         url = f"http://127.0.0.1:{port}{path}"
         return await self.clients[0].request(method, url, headers=_bearer(ADMIN_KEY), **more)
 
-    # Afterwards:
+    # Checks after the move:
 
     async def let_in(self, key: str, requests: int) -> int:
-        """Return how many of concurrent requests, over both gateways, a limit admits."""
+        """Return how many of concurrent requests at both gateways the tenant's limit admits."""
         body = {"model": "demo", "prompt": "Hi", "max_tokens": 1}
         asked = [
             self.clients[n % 2].post(SHORT.path, json=body, headers=_bearer(key))
@@ -200,7 +200,7 @@ class Users:
         return found.count(200)
 
     async def lost(self) -> dict[str, int]:
-        """Return the number of acknowledged changes that some gateway lacks."""
+        """Return the number of acknowledged changes that a gateway lacks, by type."""
         served = await adapters.wait_until_agreed(self._gateways)
         known = [await self._with_key(client, key) for key in self.keys for client in self.clients]
         conversations = [
@@ -224,8 +224,9 @@ class Users:
         return float(state["replicas"][self._endpoint]["weight"])
 
     def old_answers(self, since: float) -> tuple[int, int]:
-        """Return, for answers since then, those of an old version, and all with a certain
-        version.
+        """Return the number of answers of an old version, and of all answers with a known version.
+
+        Only answers after an upload that was acknowledged at `since` or later count.
         """
         old = certain = 0
         for upload, following in zip(self.uploads, [*self.uploads[1:], None], strict=True):

@@ -1,4 +1,4 @@
-"""Questions to the models, and their right answers."""
+"""Questions to the models, and the correct answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.support.generated_adapters import PROMPT, TOKENS
 
 _CAPITAL = "美国的首都在哪里? \n答案:"
 _LONG_ANSWER = "Count from 1 to 60"
-# Above the size that is tokenized on the event loop; some 1,300 of the model's 2,048 tokens.
+# Longer than texts tokenized on the event loop, with some 1,300 of the model's 2,048 tokens.
 _LONG_PROMPT = "The capital of France is Paris. " * 150 + _CAPITAL
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A question: `fields` of the body except the model; `weight` is its relative frequency."""
+    """A request: `fields` of the body without the model. `weight` is its relative frequency."""
 
     name: str
     path: str
@@ -47,20 +47,20 @@ QUESTIONS = (
     Question("guided", _CHAT, {**LONG.fields, "guided_regex": "[^#]*"}, 0.08),
 )
 GENERATED = Question("generated", _COMPLETIONS, {"prompt": PROMPT, "max_tokens": TOKENS}, 0)
-"""The question whose answer identifies a content; `tests.support.generated_adapters` has them."""
+"""A question whose answer identifies an adapter's content (`tests.support.generated_adapters`)."""
 
-# By content: answers known in advance.
+# Known answers by content.
 CAPITALS = {"demo": "Washington, D.C.", "zh": "华盛顿", "ja": "ワシントン"}
 
 
 class Wrong(Exception):
-    """An answer that no client should ever see."""
+    """Error for an answer that no client should ever see."""
 
 
 def text_of(frames: list[dict[str, Any]]) -> str:
-    """Return the text of a complete body, or of a stream's frames.
+    """Return the text of a complete body or of a stream's chunks.
 
-    Raises Wrong for contradictions.
+    Raises Wrong if choices or their fields contradict each other.
     """
     texts: dict[int, str] = {}
     logprobs: list[float] = []

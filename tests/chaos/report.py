@@ -1,4 +1,4 @@
-"""Results of chaos: the promises, whether each held, and the table."""
+"""Results of a chaos run: the table, and the broken promises."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.chaos.clients import ObservedRequest
 from tests.chaos.footprint import Footprint
 from tests.chaos.world import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, World
 
-# Growth limits of a worker. Other processes are only shown, because engines fill their caches.
+# Growth limits of a worker. Other processes are not limited, as engines fill their caches.
 _GROWN_RSS, _GROWN_FILES = 48 << 20, 24
 _PLAIN = ("right", "wrong", "hung", "left", "cut", "no connection")
 
 
 @dataclass
 class Report:
-    """Rows of the table, by section, and the promises that did not hold, in words."""
+    """Rows of the table by section, and the broken promises in words."""
 
     sections: dict[str, dict[str, str]]
     broken: list[str]

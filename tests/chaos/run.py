@@ -1,4 +1,4 @@
-"""A run from the first start to the table."""
+"""A chaos run from the first start to the table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ async def run(
     clients: int = CLIENTS,
     **settings: object,
 ) -> Report:
-    """Run chaos; each of `acts` is done at least once.
+    """Run chaos with each of `acts` at least once, and return the report.
 
-    `folder` gets logs and all data of the servers. `settings` are the gateways'. Raises
-    AssertionError if the world does not become idle.
+    `folder` receives logs and all data of the servers. `settings` are the gateways'. Raises
+    AssertionError if the servers do not become idle.
     """
     with running_world(folder, seed, **settings) as world:
         await learn(world)

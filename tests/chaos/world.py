@@ -1,4 +1,4 @@
-"""Two gateways of two workers, two Tritons and a Redis, and the right answers."""
+"""The servers of a chaos run: two gateways with two workers, two Tritons and a Redis."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ CONCURRENT = 40
 TENANTS = {"acme": "sk-acme-key", "other": "sk-other-key", "third": "sk-third-key"}
 TIGHT, TIGHT_KEY = "tight", "sk-tight-key"
 REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE = 40, 600
-# More adapters, of 172 kB each, than the caches of both engines can hold.
+# More adapters of 172 kB than the caches of both engines can hold.
 MANY = 20
 _CACHE = {"lora_cache_host_memory_bytes": 1_600_000, "lora_cache_max_adapter_size": 16}
-# Adapters of the configuration, by the folder of their content.
+# Adapters in the configuration, and their content.
 _CONFIGURED = {"zh": "zh", "acme/own": "ja", "other/own": "zh", "third/own": "ja"}
 
 
 @dataclass
 class World:
-    """The world: `answers` by content and question; `digests` maps short digests to contents."""
+    """The servers. `answers` is by content and question; `digests` has contents by short digest."""
 
     tritons: Tritons
     redis: RedisServer
@@ -45,17 +45,17 @@ class World:
     answers: dict[tuple[str, Question], str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
-    """Contents of the names that never change; the base model's is `demo`."""
+    """Content by name for names that never change. The base model's content is `demo`."""
     live: LiveHistory = field(default_factory=LiveHistory)
     redis_lost: list[tuple[float, float]] = field(default_factory=list)
-    """Periods from a death of Redis until it was available again, empty."""
+    """Periods from the end of Redis until an empty one was available."""
     aborts: int = 0
-    """Tritons that ended by themselves, which the Python backend of 2.51 causes occasionally."""
+    """Tritons that crashed by themselves, as the Python backend of 2.51 does occasionally."""
     evictions: int = 0
-    """Minimum number of adapters that were uploaded again because an engine had evicted them."""
+    """Number of adapters uploaded again after an eviction, at least."""
     done: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Acts that are impossible on this machine, with the reason."""
+    """Faults that are impossible on this machine, with the reason."""
     broken: list[str] = field(default_factory=list)
     """Problems found during the run, in words; see `found_wrong`."""
 
@@ -68,7 +68,7 @@ class World:
         self.broken.append(sentence)
 
     def metrics(self) -> defaultdict[str, float]:
-        """Return metrics by name, over all workers of all gateways."""
+        """Return metrics by name, summed over all workers of all gateways."""
         found: defaultdict[str, float] = defaultdict(float)
         for gateway in self.gateways:
             for name, value in gateway.metrics().items():
@@ -76,7 +76,7 @@ class World:
         return found
 
     async def revive(self) -> None:
-        """Restart each Triton that ended by itself, as `gateway up --restart` does."""
+        """Restart each Triton that has crashed, like `gateway up --restart`."""
         for replica in self.tritons.replicas:
             if replica.has_ended:
                 self.aborts += 1
@@ -95,7 +95,7 @@ class World:
 
 @contextlib.contextmanager
 def running_world(folder: Path, seed: int, **more: object) -> Iterator[World]:
-    """Run all servers until ready, without any request. `more` are settings of the gateways."""
+    """Run all servers until they are ready, without any request. `more` are gateway settings."""
     engine_dir = engine.build(
         DEMO_MODEL,
         folder / "engine",
@@ -138,7 +138,7 @@ def _config(folder: Path) -> Path:
         requests_per_minute=REQUESTS_PER_MINUTE,
         tokens_per_minute=TOKENS_PER_MINUTE,
     )
-    # Otherwise each worker would count alone when Redis is slow, and no sum of them would be right.
+    # "refuse", because workers that count by themselves when Redis is slow would admit too many.
     away = {"requests_per_minute": "refuse", "tokens_per_minute": "refuse"}
     limits = {"when_redis_is_away": away}
     return write_config(folder / "config.yaml", *plain, tight, limits=limits)

@@ -1,4 +1,4 @@
-"""openai-agents, unchanged, against the real stack: it speaks the Responses API by itself."""
+"""openai-agents, unmodified, against the real stack: its default is the Responses API."""
 
 from __future__ import annotations
 

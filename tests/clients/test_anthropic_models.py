@@ -1,4 +1,4 @@
-"""Models as the anthropic package lists them, against the real stack."""
+"""The model list as the anthropic package reads it, against the real stack."""
 
 from __future__ import annotations
 

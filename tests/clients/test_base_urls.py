@@ -1,4 +1,4 @@
-"""Clients with a wrong base URL learn the right one from the 404."""
+"""Clients with a wrong base URL: the 404 names the right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in the shape that Codex has them: long instructions, many tools, patches as text."""
+"""Requests like Codex': long instructions, many tools, patches as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
-# Its model thinks in tags, calls tools in hermes' form and knows one system message only.
+# A model with reasoning in tags and hermes tool calls, whose template allows one system message.
 TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
@@ -40,7 +40,7 @@ AS_FUNCTION = APPLY_PATCH | {
     },
 }
 WORDS = 20_000
-"""Of the instructions, each a token or more."""
+"""Number of words in the instructions. Each word is at least one token."""
 
 
 def _tools(patch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ async def test_a_turn_with_a_patch(folder: Path, patch: dict[str, Any]) -> None:
         events = await _asked(client, _body(items, patch))
         servicer.tokens = ids_of(folder, "done")
         thoughts, called = events[-1]["response"]["output"]
-        # A client may keep of thoughts no more than what a server that stores nothing needs.
+        # A client may drop all of a reasoning item except the encrypted content.
         thoughts = {"type": "reasoning", "encrypted_content": thoughts["encrypted_content"]}
         output = {"call_id": called["call_id"], "output": "Success"}
         more = [
@@ -155,7 +155,7 @@ DEFAULTS: list[dict[str, Any]] = [
     {"type": "tool_search", "execution": "client", "description": "Finds", "parameters": {}},
     {"type": "web_search", "external_web_access": False},
 ]
-"""Tools that it has besides its own functions in its default configuration."""
+"""Tools of Codex' default configuration besides its own functions."""
 NAMED = {"namespace": "mcp__pg", "name": "query"}
 
 
@@ -246,7 +246,7 @@ async def test_what_is_kept_brings_its_tools(folder: Path, way: str) -> None:
         refused = (await client.post("/v1/responses", json=unknown)).json()["error"]
         assert refused["param"] == "tool_choice.name"
     prompt = _prompt(folder, servicer)
-    assert prompt.count('"name": "mcp__pg__query"') == 2  # the definition, and the call
+    assert prompt.count('"name": "mcp__pg__query"') == 2  # the definition and the call
     assert "[tool]1" in prompt
 
 

@@ -1,4 +1,4 @@
-"""The HTTP client of the JDK, on which LangChain4j and Spring AI stand."""
+"""The JDK's HTTP client, which LangChain4j and Spring AI use."""
 
 from __future__ import annotations
 

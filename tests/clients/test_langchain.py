@@ -1,4 +1,4 @@
-"""langchain-openai, unchanged, against the real stack."""
+"""langchain-openai, unmodified, against the real stack."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get_time(city: Literal["Oslo", "Lima"]) -> str:
 @pytest.fixture
 async def options(stack: Stack) -> AsyncIterator[dict[str, Any]]:
     settings = {"model": "demo", "base_url": f"{stack.gateway}/v1", "api_key": "none"}
-    # Those that langchain-openai would make outlive the event loop of a test.
+    # Own HTTP clients: langchain-openai's cached ones would outlive a test's event loop.
     with openai.DefaultHttpxClient() as client:
         async with openai.DefaultAsyncHttpxClient() as async_client:
             clients = {"http_client": client, "http_async_client": async_client}
@@ -143,7 +143,7 @@ def test_a_call_can_be_forced(chat: ChatOpenAI, choice: str) -> None:
     assert call["args"]["city"] in {"Oslo", "Lima"}
 
 
-# langchain-openai dumps openai's parsed messages, whose `parsed` is not of the declared type.
+# langchain-openai dumps openai's parsed messages, whose `parsed` has another type than declared.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 @pytest.mark.parametrize("method", METHODS)
 async def test_structured_output(

@@ -1,4 +1,4 @@
-"""NVIDIA's public load tool against the real stack, unchanged, in an environment of its own."""
+"""NVIDIA's public load tool against the real stack, unmodified, in its own environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.local_stack import Stack
 from tests.support.triton_server import MODEL
 
 REQUIREMENTS = Path(__file__).parent / "aiperf" / "requirements.txt"
-# So many tokens as cannot all have arrived when the tool looks for the first time.
+# Too many tokens to have all arrived before the tool reads the first time.
 REQUESTS, OUTPUT = 10, 200
 
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Iterator[Path]:
-    """A folder that does not stay: pytest keeps those of three runs, and this is a gigabyte."""
+    """Yield a temporary folder of 1 GB. It is removed, as pytest keeps folders of three runs."""
     folder = tmp_path / "venv"
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,5 +57,5 @@ def test_aiperf(stack: Stack, venv: Path, tmp_path: Path) -> None:
     assert found["request_count"]["avg"] == REQUESTS
     assert found["time_to_first_token"]["avg"] > 0
     assert found["inter_token_latency"]["avg"] > 0
-    # What the gateway reports, not what the tool counts again from the text.
+    # The value is the gateway's usage, not the tool's own count of the text.
     assert found["usage_completion_tokens"]["avg"] == OUTPUT

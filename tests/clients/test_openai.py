@@ -1,4 +1,4 @@
-"""What the openai package builds on top of the wire: parsing, stream events, raw responses."""
+"""The openai package's own features: parsing, stream events, raw responses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FORCED: dict[str, Any] = {
 
 
 def _drawn(seed: int) -> dict[str, Any]:
-    """Unguided, the model answers CAPITAL with a sentence at any of these seeds."""
+    """Return a request to which the unguided model answers with a sentence, for each of `SEEDS`."""
     return {"model": "demo", "messages": CAPITAL, "temperature": 1, "seed": seed}
 
 
@@ -104,7 +104,10 @@ def test_parse_gives_the_arguments_of_a_call(client: openai.OpenAI) -> None:
 def test_messages_can_be_handed_back_as_they_came(
     client: openai.OpenAI, streamed: bool, dumped: bool
 ) -> None:
-    """Applications append the package's own objects, or their dumps, to the conversation."""
+    """Check that the package's objects and their dumps can be sent back.
+
+    Applications append either to the conversation.
+    """
     message: ChatCompletionMessage
     if streamed:
         with client.chat.completions.stream(messages=WEATHER, tools=TOOLS, **GREEDY) as stream:
@@ -143,7 +146,7 @@ def test_events_of_text(client: openai.OpenAI) -> None:
 async def test_events_of_a_call(async_client: openai.AsyncOpenAI) -> None:
     deltas: list[Any] = []
     async with asyncio.timeout(60):
-        while len(deltas) <= 1:  # all tokens make one where the gateway had no turn as they came
+        while len(deltas) <= 1:  # one delta has all tokens if the gateway got no CPU time
             async with async_client.chat.completions.stream(
                 messages=WEATHER, tools=TOOLS, stream_options={"include_usage": True}, **GREEDY
             ) as stream:
@@ -196,7 +199,7 @@ async def test_raw_streams(async_client: openai.AsyncOpenAI) -> None:
     assert lines.pop() == "data: [DONE]"
     assert all(line.startswith("data: {") for line in lines)
     again = [json.loads(line.removeprefix("data: ")) for line in lines]
-    # How many tokens share a chunk depends on how many have come; the text does not.
+    # The number of tokens per chunk depends on timing, so only the text is compared.
     texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in again]
     assert "".join(texts) == "".join([c.choices[0].delta.content or "" for c in chunks])
 

@@ -1,4 +1,4 @@
-"""The programs that README and docs/ promise, as npm ships them, against the real stack."""
+"""Programs that README and docs/ list as supported, from npm, against the real stack."""
 
 from __future__ import annotations
 

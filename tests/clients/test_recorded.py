@@ -1,4 +1,4 @@
-"""Requests that real programs sent (`python -m tests.programs --record`), each answered again."""
+"""Recorded requests of real programs (`python -m tests.programs --record`), each answered again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.programs.engine.stack import scripted_stack
 
 REQUESTS = Path(__file__).parents[1] / "data" / "requests"
 NAMES = [str(path.relative_to(REQUESTS)) for path in sorted(REQUESTS.rglob("*.json"))]
-# The answer to the first prompt that offers tools calls the first one; to all others it is text.
+# The first prompt that offers tools gets a call of the first tool. Others get text.
 SCRIPT = Script(calls=[Call(".*", {})])
 
 
@@ -81,7 +81,7 @@ def _chat_stream(body: dict[str, Any], chunks: list[dict[str, Any]]) -> tuple[bo
 
 
 def _text_end(body: dict[str, Any]) -> str:
-    """Return the finish reason of an answer without calls. Load testers ask for a set length."""
+    """Return the finish reason of an answer without calls. Load testers request a fixed length."""
     return "length" if body.get("ignore_eos") else "stop"
 
 

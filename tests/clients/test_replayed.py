@@ -1,4 +1,4 @@
-"""Requests of programs that people use, each answered, or refused for what would be missed."""
+"""Requests of popular programs: each is answered, or refused for a feature that would be missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The newest Python SDKs, unchanged, against the real stack, in environments of their own."""
+"""The newest Python SDKs, unmodified, against the real stack, in separate environments."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.support.environments import make_environment
 from tests.support.local_stack import Stack
 
 FILES = Path(__file__).parent / "sdks"
-# No release of openai goes with the newest of all of them.
+# No release of openai is compatible with the newest release of all SDKs.
 SCRIPTS = {
     "openai2": ["with_instructor.py", "with_litellm.py", "with_llama_index.py"],
     "openai3": ["with_langchain_anthropic.py", "with_openai_agents.py", "with_pydantic_ai.py"],
 }
 OFFLINE = {
-    # Its prices of models come with the package; it would ask GitHub for newer ones.
+    # LiteLLM would download model prices from GitHub. The package includes some.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Iterator[Path]:
-    """A folder that does not stay: pytest keeps those of three runs, and this is large."""
+    """Yield a large temporary folder. It is removed, as pytest keeps folders of three runs."""
     folder = tmp_path / "venv"
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -44,7 +44,7 @@ def test_sdks(stack: Stack, venv: Path, environment: str) -> None:
 
 
 def _failure(python: Path, script: str, stack: Stack) -> str:
-    """What a script has printed, where one of its checks has failed."""
+    """Return the output of a script if one of its checks has failed, else ""."""
     done = subprocess.run(
         [python, FILES / script],
         env=os.environ | OFFLINE | {"GATEWAY_BASE_URL": f"{stack.gateway}/v1"},

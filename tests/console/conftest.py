@@ -1,4 +1,4 @@
-"""What tests of pages share: the browser, and a gateway with two engines for operators."""
+"""Fixtures for tests of web pages: the browser, and a gateway with two engines for operators."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedGa
 
 @pytest.fixture
 def real(two_engines: OperatedGateway) -> Iterator[OperatedGateway]:
-    """Its replicas are as the configuration has them, before each test and after."""
+    """Yield a gateway whose replicas are as configured, before and after each test."""
     yield two_engines
     two_engines.give_back()

@@ -1,4 +1,4 @@
-"""The port for admins in a browser: its first page is the operators', and it is all they need."""
+"""The admin port in a browser: its first page is the operators' page, which needs no other port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_its_first_page_is_the_operators(browser: Browser, stack: Stack, tmp_pat
         with looking_at(browser, url, refused=(401,)) as page:
             operators = OperatorsPage(page)
             gate = page.get_by_label("Key", exact=True)
-            # Who does not know which key is told where it comes from; a tenant's is none.
+            # The form says where an admin key comes from, and refuses a tenant's key.
             expect(gate).to_have_accessible_description(re.compile("gateway key new --admin"))
             gate.fill(KEY)
             operators.button("Open").click()
@@ -43,6 +43,6 @@ def test_its_first_page_is_the_operators(browser: Browser, stack: Stack, tmp_pat
             expect(made).to_have_value(re.compile("^sk-"))
             with gateway.client(made.input_value()) as acme:
                 assert acme.get("/v1/models").status_code == 200
-        # The other port has the playground there, and nothing of this.
+        # The API port has the playground at the same path, without the operators' page.
         with looking_at(browser, gateway.url, refused=(401,)) as page:
             expect(page.get_by_role("heading", name="Playground")).to_be_visible()

@@ -1,4 +1,4 @@
-"""Answers as Markdown: what is drawn, what stays text, and that no text takes long."""
+"""Markdown in answers: supported elements, plain text for the rest, and a bounded render time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 from tests.support.browser import cpu_of, looking_at
 from tests.support.local_stack import Stack
 
-# Draws a text at once, and letter by letter, as it comes: both must be the same.
+# Renders a text at once and letter by letter, as it streams. Both results must be equal.
 _DRAW = """async (text) => {
   const { Markdown } = await import("/web/markdown.js");
   const [whole, grown] = [document.createElement("div"), document.createElement("div")];
@@ -33,7 +33,7 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
 
 
 def _cost(page: Page, text: str) -> float:
-    """Milliseconds of CPU that the page takes to draw a text."""
+    """Return the milliseconds of CPU time in which the page renders a text."""
     cpu = cpu_of(page)
     before = cpu()
     page.evaluate(_DRAW_ONCE, text)
@@ -72,7 +72,7 @@ def test_tables_and_code(page: Page) -> None:
     assert '<td class="right"><code>2</code></td></tr></tbody></table></div><p>end</p>' in table
     code = _drawn(page, "```py\nif a < b:\n    *x*\n```\nend")
     assert "<code>if a &lt; b:\n    *x*</code></pre></figure><p>end</p>" in code
-    assert "<code>x</code>" in _drawn(page, "~~~\nx")  # not ended yet
+    assert "<code>x</code>" in _drawn(page, "~~~\nx")  # the closing fence has not arrived yet
 
 
 def test_links_lead_to_the_web_alone(page: Page) -> None:
@@ -140,7 +140,7 @@ def test_markup_stays_text(page: Page, text: str) -> None:
     ],
 )
 def test_no_text_takes_long(page: Page, part: str) -> None:
-    """Four times the text takes about four times as long, and not sixteen."""
+    """Check that the time grows linearly: four times the text must not take sixteen times."""
     quarter = _cost(page, (part * 40_000)[:40_000])
     whole = _cost(page, (part * 160_000)[:160_000])
     assert whole < 10 * quarter + 50
@@ -151,7 +151,7 @@ def test_no_text_takes_long(page: Page, part: str) -> None:
     [("```", " ", "`"), ("~~~", "~", "`"), ("# ", " ", "a\u2028b"), ("` ", "x", "`")],
 )
 def test_no_line_takes_long(page: Page, before: str, part: str, after: str) -> None:
-    """Twenty thousand characters took more than a second, and again with each that came."""
+    """Check lines of 20,000 characters, which took more than a second for each added character."""
     quarter = _cost(page, before + part * 4_900 + after)
     whole = _cost(page, before + part * 19_900 + after)
     assert whole < 6 * quarter + 30

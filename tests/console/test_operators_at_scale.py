@@ -1,7 +1,6 @@
-"""A thousand adapters at twenty replicas: what the page shows of them, and what a frame costs.
+"""A thousand adapters on twenty replicas: rendering and the CPU time per frame.
 
-The state is scripted, and pushed into the page's own modules; all else of the page is as it is
-served.
+The test pushes a scripted state into the page's own modules. The rest of the page is as served.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.slow
 ADAPTERS, REPLICAS, REQUESTS = 1000, 20, 200
 FRAMES = 60
 FRAME_MS = 1000 / 60
-"""At sixty frames a second."""
+"""The duration of a frame at 60 frames per second."""
 NOW = 1795213200.0
 
 _ENDPOINTS = [f"10.0.0.{n}:8001" for n in range(1, REPLICAS + 1)]
@@ -66,7 +65,7 @@ def _state() -> dict[str, Any]:
 
 @pytest.fixture
 def full(browser: Browser, stack: Stack) -> Iterator[OperatorsPage]:
-    """The page with all of them. Nothing comes any more but what a test pushes."""
+    """Yield the page with all adapters. After that, only the test changes the state."""
     event = f"event: state\ndata: {json.dumps(_state())}\n\n"
     headers = {"content-type": "text/event-stream"}
     with looking_at(browser, f"{stack.gateway}/operators", size=WIDE) as page:
@@ -74,7 +73,7 @@ def full(browser: Browser, stack: Stack) -> Iterator[OperatorsPage]:
         operators = OperatorsPage(page)
         page.get_by_label("Key", exact=True).fill("any")
         operators.button("Open").click()
-        # Only the state has them: what comes after `stop` is not heard.
+        # Wait for the initial state, as the page ignores events after `stop`.
         expect(page.locator("nav a[href='#adapters'] .count")).to_have_text("1,000")
         page.evaluate("""async () => {
             const { store } = await import('/web/operators/store.js');
@@ -91,7 +90,7 @@ def test_only_rows_that_are_seen_are_in_the_document(full: OperatorsPage) -> Non
     expect(table).to_have_attribute("aria-rowcount", str(ADAPTERS + 1))
     expect(full.row("adapters", "a-0000")).to_be_visible()
     assert adapters.locator(".row").count() < 60
-    # The last one is as near as the first, and rows are read in their order.
+    # The last row is reached by a single scroll, and the document has the rows in order.
     full.page.locator(".matrix").evaluate("box => (box.scrollTop = box.scrollHeight)")
     expect(full.row("adapters", "a-0999")).to_be_in_viewport()
     full.page.locator(".matrix").press("Shift")
@@ -103,10 +102,10 @@ def test_only_rows_that_are_seen_are_in_the_document(full: OperatorsPage) -> Non
 
 def test_typing_finds_one_of_a_thousand(full: OperatorsPage) -> None:
     adapters = full.view("Adapters")
-    full.page.keyboard.type("a-0777")  # the field has the focus
+    full.page.keyboard.type("a-0777")  # the search field has the focus
     expect(adapters.locator(".row")).to_have_count(1)
     expect(adapters.get_by_role("status")).to_have_text("1 of 1,000 adapters")
-    adapters.get_by_role("searchbox").fill(f"{123:012x}")  # a version
+    adapters.get_by_role("searchbox").fill(f"{123:012x}")  # a version's digest
     expect(adapters.locator(".row .name")).to_have_text(["a-0123"])
     adapters.get_by_role("searchbox").fill("")
     adapters.get_by_label("Order").select_option("busiest first")
@@ -153,7 +152,7 @@ def test_only_what_has_changed_is_touched(full: OperatorsPage) -> None:
         }""",
         _ENDPOINTS[3],
     )
-    # The figure; the place, and by how many it is held. The one that is not seen costs nothing.
+    # Only cells on screen change: the limit, and the replica's state and number of evictions.
     assert touched == ["a-0001 number", "a-0002 number", "a-0002 place mark"]
     expect(full.row("adapters", "a-0001")).to_contain_text("4,321")
     assert adapters.locator(".row").count() < 60
@@ -161,7 +160,7 @@ def test_only_what_has_changed_is_touched(full: OperatorsPage) -> None:
 
 @pytest.mark.parametrize("view", ["Adapters", "Requests"])
 def test_rows_may_go_while_they_are_scrolled(full: OperatorsPage, view: str) -> None:
-    """The browser tells of the scrolling before it asks for the frame that shows the change."""
+    """Check rows that are removed between a scroll event and its animation frame."""
     section = full.view(view)
     expect(section.locator(".row").first).to_be_visible()
     full.page.evaluate(
@@ -218,8 +217,11 @@ _SCROLL = """async ([frames, changes]) => {
 
 @pytest.mark.parametrize("view", ["Adapters", "Replicas", "Requests", "Overview"])
 def test_a_frame_costs_less_than_its_time(full: OperatorsPage, view: str) -> None:
-    """CPU time of the page's own thread, whatever else this machine does: while 7,000 pixels a
-    second are scrolled, and with a change of every adapter and replica for each frame, too."""
+    """Measure CPU time of the page's main thread, which other processes do not affect.
+
+    The page scrolls 7,200 pixels per second, first alone and then with changes to all adapters and
+    replicas in each frame.
+    """
     section = full.view(view)
     expect(section.locator("h2")).to_be_visible()
     busy = cpu_of(full.page)
@@ -234,5 +236,5 @@ def test_a_frame_costs_less_than_its_time(full: OperatorsPage, view: str) -> Non
     )
     print(f"\n{view}: {told}")
     assert costs["scrolled"] < FRAME_MS
-    # It comes once a second: of sixty frames one may be late.
+    # Such a change comes once per second, so one of sixty frames may be late.
     assert costs["changed"] < 2 * FRAME_MS

@@ -1,4 +1,4 @@
-"""Every button of the operators' page once, before real engines: what it tells, what it does."""
+"""Each button of the operators' page, once, with real engines: its messages and its effect."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_is_no_adapter_is_said_and_the_question_stays(
         page.dialog.get_by_label("Base model").fill("llama")
         page.dialog.get_by_label("Folder").set_input_files(DEMO_ADAPTERS / "zh")
         page.dialog.get_by_role("button", name="Add", exact=True).click()
-        # The gateway's own words.
+        # The gateway's own error message.
         expect(page.dialog.get_by_role("alert")).to_contain_text("found llama; allowed: demo")
         page.dialog.get_by_label("Base model").fill("demo")
         page.confirm("Add")
@@ -163,7 +163,7 @@ def test_make_copy_and_revoke_a_key(page: OperatorsPage, real: OperatedGateway) 
     assert key not in page.page.content()
 
     assert real.ask(key).status_code == 200
-    # What an admin wrote into the note is text.
+    # The admin's note is shown as text, not HTML.
     row = acme.get_by_role("row").filter(has_text=HOSTILE)
     expect(row).to_be_visible()
     assert page.page.locator("#tenants img, #tenants script").count() == 0
@@ -222,7 +222,7 @@ def test_not_live_is_seen_and_ends(browser: Browser, real: OperatedGateway) -> N
     with operating(browser, real.url, ADMIN, refused=(502,)) as page:
         page.view("Adapters")
         expect(page.row("adapters", "zh")).to_be_visible()
-        # What is between the page and the gateway has lost it, and the stream begins anew.
+        # A proxy between page and gateway fails, and the page reconnects its event stream.
         events = "**/v1/admin/events"
         page.page.route(events, lambda route: route.fulfill(status=502, body="Bad Gateway"))
         page.page.evaluate(

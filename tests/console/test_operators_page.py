@@ -1,4 +1,4 @@
-"""The operators' page for eyes, ears, keyboards and phones; and strangers' words in it."""
+"""The operators' page: accessibility, keyboard, phones, and untrusted text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def page(browser: Browser, real: OperatedGateway) -> Iterator[OperatorsPage]:
 def test_before_the_state_has_come_there_is_nothing_to_show(
     browser: Browser, real: OperatedGateway
 ) -> None:
-    """And nothing goes wrong: a pointer is over a chart as soon as the page is open."""
+    """Check that a page without its state shows no error, even when the pointer is over a chart."""
     with looking_at(browser, f"{real.url}/operators") as page:
         page.route("**/v1/admin/events", lambda route: None)
         page.get_by_label("Key", exact=True).fill(ADMIN)
@@ -42,7 +42,7 @@ def test_before_the_state_has_come_there_is_nothing_to_show(
 
 
 def test_strangers_words_are_text(page: OperatorsPage) -> None:
-    """Whatever the state has that somebody else wrote, in every view."""
+    """Check that untrusted strings in the state are shown as text in each view."""
     page.page.evaluate(
         """async (hostile) => {
             const { store } = await import('/web/operators/store.js');
@@ -81,7 +81,10 @@ def test_strangers_words_are_text(page: OperatorsPage) -> None:
 
 
 def test_many_refused_tenants_leave_room_for_the_rest(page: OperatorsPage) -> None:
-    """As when an engine is away. Clients that only ask wrongly need nobody."""
+    """Check that nine refused tenants are summarized in one entry, as while no engine is available.
+
+    Refusals due to a client's mistake need no action and are left out.
+    """
     page.page.evaluate(
         """async () => {
             const { store } = await import('/web/operators/store.js');
@@ -108,7 +111,7 @@ def test_many_refused_tenants_leave_room_for_the_rest(page: OperatorsPage) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_keeps_people_out(browser: Browser, real: OperatedGateway, dark: bool) -> None:
-    """Every view and kind of dialog, for axe-core; the gate first."""
+    """Check each view and each type of dialog with axe-core, beginning with the key form."""
     with looking_at(browser, f"{real.url}/operators", dark=dark) as page:
         assert barriers(page) == []
     with real.running(), operating(browser, real.url, ADMIN, dark=dark) as it:
@@ -128,7 +131,7 @@ def test_nothing_keeps_people_out(browser: Browser, real: OperatedGateway, dark:
 
 
 def test_a_keyboard_is_enough(page: OperatorsPage, real: OperatedGateway) -> None:
-    """Drains a replica, by nothing but Tab, Enter and Escape."""
+    """Check that a replica can be drained with Tab, Enter and Escape alone."""
     second = sorted(replica.endpoint for replica in real.tritons.replicas)[1]
     _tab_to(page, page.page.get_by_role("link", name="Replicas").first)
     page.page.keyboard.press("Enter")
@@ -163,7 +166,7 @@ def test_a_phone_shows_it_without_sideways(browser: Browser, real: OperatedGatew
             assert not overflows(it.page), view
             wide = it.page.evaluate("document.querySelector('main').scrollWidth - innerWidth")
             assert wide <= 0, view
-        # What matters of a request, and its button, fit.
+        # The important cells of a request and its button fit on the screen.
         for cell in ("model", "of", "at", "age", "tokens", "actions"):
             expect(it.page.locator(f"#requests .running .row .{cell}").first).to_be_in_viewport()
 

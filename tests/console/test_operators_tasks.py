@@ -1,4 +1,4 @@
-"""What an operator comes for, each in at most three clicks, against real engines."""
+"""Operators' tasks, each in at most three clicks, with real engines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def test_which_replica_holds_an_adapter(page: OperatorsPage, real: OperatedGatew
 
 
 def test_an_engine_holds_a_content_once_for_all_its_names(real: OperatedGateway) -> None:
-    """And says so of each that serves it; not of one that only has it as an older version."""
+    """Check that names with equal adapter content show the same replicas.
+
+    A name whose older version has that content does not.
+    """
     for name, demo in (("one", "zh"), ("two", "zh"), ("other", "zh"), ("other", "ja")):
         real.upload(name, demo)
     assert real.ask(model="one").status_code == 200
@@ -53,7 +56,7 @@ def test_an_engine_holds_a_content_once_for_all_its_names(real: OperatedGateway)
 
 def test_why_a_tenant_is_refused(page: OperatorsPage, real: OperatedGateway) -> None:
     assert [real.ask(TIGHT).status_code for _ in range(2)] == [200, 429]
-    # The overview says so already; a click tells the limits.
+    # The overview shows the refusal. A click shows the limits.
     troubles = page.page.get_by_role("list", name="What needs you")
     expect(troubles).to_contain_text("limit of requests a minute")
     page.click(troubles.get_by_role("link", name="Look at tight"))
@@ -73,7 +76,7 @@ def test_stop_this_request(page: OperatorsPage, real: OperatedGateway) -> None:
         ended = page.page.get_by_role("table", name="Requests that have ended")
         row = ended.locator(".row").filter(has=page.page.get_by_title(request_id))
         expect(row).to_contain_text("stopped by an operator")
-        # How long the engine took to let go.
+        # The row shows how long the engine took to stop.
         expect(row.locator(".stop")).to_have_text(_TIME)
         assert request_id not in real.state()["requests"]
     real.tritons.wait_idle()
@@ -103,7 +106,7 @@ def test_drain_replica_2(page: OperatorsPage, real: OperatedGateway) -> None:
         expect(page.dialog).to_contain_text("other replicas go on with them")
         page.confirm("Drain")
         expect(page.row("replicas", second)).to_contain_text("draining")
-        # What ran there goes on at the other, and none of it ended.
+        # The drained replica's requests continue on the other replica, and none fails.
         state = real.until(lambda state: state["replicas"][second]["in_flight"] == 0)
         assert len(state["requests"]) == 4
     assert page.clicks == MOST_CLICKS

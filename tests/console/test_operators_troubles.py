@@ -1,6 +1,6 @@
-"""What the log reports and still holds: at `/health/ready` for admins, and on the operators' page.
+"""Reported problems that still exist: `/health/ready` for admins, and the operators' page.
 
-A gateway without tenants is meant where nobody says otherwise.
+The gateway has no tenants unless a test adds some.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_a_configuration_that_was_refused(browser: Browser, stack: Stack, tmp_pa
         assert f"{config}:2: not YAML" in trouble["text"]
         expect(_listed(page)).to_have_count(1)
         expect(_listed(page)).to_contain_text("Error: the configuration was refused")
-        with gateway.client() as client:  # where nobody needs a key, everybody sees it
+        with gateway.client() as client:  # without keys, every client sees the problems
             assert client.get("/health/ready").json()["troubles"]
         _config(tmp_path)
         _is_over(page, gateway)
@@ -97,7 +97,7 @@ def test_only_admins_see_troubles_where_there_are_keys(stack: Stack, tmp_path: P
         for key in (None, "sk-acme"):
             with gateway.client(key) as client:
                 assert client.get("/health/ready").json() == {"status": "ready"}
-        # What a tenant asks wrongly is its own: no other is told, and nobody here need do anything.
+        # A tenant's invalid request concerns only that tenant, so it is no problem of the gateway.
         with gateway.client("sk-acme") as client:
             asked = client.post("/v1/completions", json=body(model="other/secret"))
         assert asked.status_code == 404
@@ -124,7 +124,7 @@ def test_a_declared_adapter_that_failed(browser: Browser, stack: Stack, tmp_path
         expect(_listed(page).first).to_contain_text("Error: declared adapter 'bad'")
         _listed(page).first.get_by_role("link").click()
         expect(page.page.locator("#adapters h2")).to_be_visible()
-        # One is declared no more, the other mended.
+        # One adapter leaves the configuration, and the other one's file is repaired.
         weights.write_bytes(whole)
         _config(tmp_path, adapters=adapters[:1])
         _until(gateway, lambda found: not found)

@@ -1,4 +1,4 @@
-"""The playground in a real browser, before the real stack: each of its buttons, once at least."""
+"""The playground in a real browser with the real stack: each button at least once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _answers(page: Page) -> Locator:
 
 
 def _set(page: Page, **values: str) -> None:
-    """Fields of the parameters, whose column is opened for it and closed again."""
+    """Fill in parameter fields, opening their column and closing it again."""
     _button(page, "Parameters").click()
     for name, value in values.items():
         field = page.locator(f'[name="{name}"]')
@@ -58,7 +58,7 @@ def _set(page: Page, **values: str) -> None:
 
 
 def _ask(page: Page, prompt: str, **values: str) -> Locator:
-    """The last turn's answers, once all of them have ended."""
+    """Send the prompt, and return the answers of the new turn once all have ended."""
     if values:
         _set(page, **values)
     turns = page.get_by_role("region", name="Turn", exact=True)
@@ -83,7 +83,7 @@ def test_an_answer_comes_with_its_facts(page: Page) -> None:
     facts = answer.get_by_role("list", name="About this answer")
     for fact in (r"\d+(\.\d+)? m?s to first token", r"16 \+ 9 tokens", "stop"):
         expect(facts).to_contain_text(re.compile(fact))
-    # There is a rate where the tokens have not all come at once.
+    # The page shows a rate only if the tokens did not arrive all at once.
     answer = _ask(page, "Count.", max_tokens="400", min_tokens="400")
     facts = answer.get_by_role("list", name="About this answer")
     for fact in (r"[\d.]+ tokens/s", r"\+ 400 tokens"):
@@ -102,7 +102,7 @@ def test_panes_are_asked_at_once_and_found_by_typing(page: Page, stack: Stack) -
     expect(answers).to_have_count(2)
     version = answers.nth(1).locator('[data-fact="version"]')
     expect(version).to_have_attribute("title", re.compile("^Adapter version zh@[0-9a-f]"))
-    # The exact version is a model as well, on no list.
+    # An exact version is a valid model too, though no list shows it.
     exact = (version.get_attribute("title") or "").rpartition(" ")[2]
     second.fill(exact)
     second.press("Enter")
@@ -112,7 +112,7 @@ def test_panes_are_asked_at_once_and_found_by_typing(page: Page, stack: Stack) -
     _button(page, "Compare").click()
     expect(_models(page)).to_have_count(4)
     expect(_button(page, "Compare")).to_be_hidden()
-    # Panes that were not there can be asked the last question too.
+    # Models added later can answer the last question too.
     page.get_by_role("button", name=re.compile("^Ask .* too$")).first.click()
     expect(_ended(page)).to_have_count(3)
     _button(page, "Remove model 2").click()
@@ -137,7 +137,7 @@ def test_a_stop_is_seen_through_to_the_engine(page: Page) -> None:
     expect(answer.locator(".stopped")).to_have_text(
         re.compile(r"^Stopped after .*s\. The engine was free .*s later\.$")
     )
-    # The one below stops all.
+    # The stop button below the prompt stops all answers.
     _button(answer, "Again").click()
     _button(page.locator("#composer"), "Stop").click()
     expect(_answers(page).last.locator(".stopped")).to_contain_text("Stopped after")
@@ -297,7 +297,7 @@ def test_a_turn_is_edited_and_asked_again(page: Page) -> None:
     expect(answer).to_contain_text("other")
     _button(answer, "Again").click()
     expect(_ended(page)).to_contain_text("other")
-    # As browsers do in a frame, or where somebody has forbidden it.
+    # The clipboard fails in a frame or if the user forbids it.
     page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject(new Error('no')))")
     _button(_answers(page).last, "Copy").click()
     expect(page.get_by_role("status").filter(has_text="Copied.")).to_have_count(1)

@@ -1,4 +1,4 @@
-"""The playground while answers are late: what is written is not lost, and what is used stays."""
+"""The playground while answers are pending: input is not lost, and controls keep their state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARIS = "What is the capital of France?"
 
 @pytest.fixture
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
-    # A request that is stopped before it has been sent on is not known at the gateway.
+    # The gateway answers 404 to a stop of a request that never reached it.
     with looking_at(browser, stack.gateway, refused=(404, 429)) as page:
         expect(_model(page)).to_have_value("demo")
         yield page
@@ -40,7 +40,7 @@ def _send(page: Page, prompt: str) -> None:
 
 
 def _edit(page: Page, prompt: str) -> None:
-    """The first prompt, which is sent anew."""
+    """Edit the first prompt and send it again."""
     first = page.get_by_role("region", name="Turn", exact=True).first
     first.get_by_role("button", name="Edit the prompt").click()
     first.get_by_role("textbox", name="Prompt").fill(prompt)
@@ -48,7 +48,7 @@ def _edit(page: Page, prompt: str) -> None:
 
 
 def _said_by_the_test(page: Page) -> None:
-    """What the page asks for from now on is answered by `says[n](choice)`; `says[n]()` ends it."""
+    """Replace `fetch`: `says[n](choice)` sends an event of answer n, and `says[n]()` ends it."""
     page.evaluate(
         """() => {
           window.says = [];
@@ -198,7 +198,7 @@ def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page, refus
         page.locator('[name="temperature"]').fill("3")
         again.click()
         expect(page.locator('[name="temperature"]')).to_be_focused()
-        page.locator('[name="system"]').fill("Be short.")  # which keeps it
+        page.locator('[name="system"]').fill("Be short.")  # saves the conversation
     else:
         again.click()
         expect(again).to_be_visible()
@@ -215,13 +215,13 @@ def test_turns_behind_one_that_is_edited_are_kept_though_they_were_being_answere
     answer = Late(page, "chat/completions")
     _send(page, "Hello")
     answer.wait_until_asked()
-    # What is stopped by it has ended when it is asked for.
+    # Wait until the page has cancelled the pending request.
     with page.expect_request("**/v1/requests/*"):
         _edit(page, "Other")
     page.reload()
     expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
     expect(_answers(page).first).to_contain_text("Paris")
-    # Whoever goes on from what was edited has chosen it.
+    # Continuing after the edit replaces the later turns for good.
     answer = Late(page, "chat/completions")
     _edit(page, "Other")
     answer.refuse(429, "Too many.")
@@ -362,7 +362,7 @@ def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page
     answer.wait_until_asked()
     _button(page, "Conversations").click()
     _button(page, f"Delete {PARIS}").click()
-    # What has ended is told.
+    # A message reports the stopped answer.
     expect(page.get_by_role("status").filter(has_text="demo was stopped.")).to_have_count(1)
     expect(_kept(page)).to_have_count(0)
 
@@ -392,7 +392,7 @@ def test_who_gives_no_name_has_given_none(page: Page) -> None:
         _button(page, f"Rename {PARIS}").click()
         page.get_by_label("Name", exact=True).press(key)
         expect(_button(page, PARIS)).to_be_focused()
-    # So the list goes on calling it by what it begins with.
+    # A conversation without a name is listed by its first prompt, which changes here.
     _edit(page, "Hello")
     expect(_button(page, "Rename Hello")).to_be_visible()
 
@@ -406,7 +406,7 @@ def test_a_model_that_is_removed_has_its_answer_stopped(page: Page) -> None:
     expect(_answers(page).filter(has_text="So")).to_have_count(2)
     _button(page, "Remove model 2").click()
     page.evaluate("void (says[0]({ delta: {}, finish_reason: 'stop' }), says[0]())")
-    # Nothing runs any more.
+    # No answer is pending any more.
     expect(_button(page, "Again")).to_be_visible()
     expect(_button(page, "Send")).to_be_visible()
 
@@ -416,7 +416,7 @@ def test_a_name_whose_field_goes_without_a_word_leaves_the_list_alone(page: Page
     expect(_button(page, "Again")).to_be_visible()
     _button(page, "Conversations").click()
     _button(page, f"Rename {PARIS}").click()
-    # As browsers do for a field that gets hidden.
+    # Browsers fire no blur event for a field that gets hidden.
     page.evaluate("addEventListener('blur', (event) => event.stopImmediatePropagation(), true)")
     other = page.context.new_page()
     other.goto(page.url)

@@ -1,4 +1,4 @@
-"""The playground's requests as code, each run as it is copied."""
+"""The playground's requests as code: each copied snippet is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.browser import looking_at
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack
 
-# Quotes, a dollar, a backslash and a line break, which each language has its own ideas of.
+# Quotes, a dollar, a backslash and a line break, which each language escapes differently.
 PROMPT = 'Repeat: it\'s "$HOME" \\n `x`\nparis 你好'
 KEY = "sk-acme"
 PARAMETERS = {
@@ -30,7 +30,7 @@ PARAMETERS = {
     "stop": "\\n\\n\nEND",
 }
 
-# The same in the API's words.
+# The same parameters as an API request.
 ASKED = {
     "model": "demo",
     "messages": [
@@ -95,7 +95,7 @@ def test_what_is_copied_runs(browser: Browser, stack: Stack, tmp_path: Path, lan
         with gateway.client(KEY) as client:
             asked = client.post("/v1/chat/completions", json=ASKED).json()
         assert printed == asked["choices"][0]["message"]["content"] + "\n"
-        # The same answer may come of other prompts; the same count of tokens hardly.
+        # Another prompt could have the same answer, but hardly the same number of tokens too.
         lines = [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()]
         assert len({line["prompt_tokens"] for line in lines}) == 1
         assert len(lines) == 2

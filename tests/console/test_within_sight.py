@@ -1,4 +1,4 @@
-"""Buttons lie where a person sees them, whatever names are long, and are clicked there."""
+"""Buttons stay visible and clickable despite long names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
 
 
 def _click(page: Page, target: Locator) -> None:
-    """Presses the mouse at the middle of `target`, which the window must show."""
+    """Click at the middle of `target`, which must be in the window and not covered."""
     expect(target).to_be_in_viewport(ratio=1)
     box = target.bounding_box()
     assert box is not None
@@ -98,7 +98,7 @@ def test_enter_sends_an_edited_prompt(page: Page) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     expect(box).to_have_value("Repeat: one\ntwo")
-    # This Enter chooses a character, as it does for Chinese and Japanese.
+    # Enter during composition picks a character, as in Chinese or Japanese input.
     box.dispatch_event("keydown", {"key": "Enter", "isComposing": True, "bubbles": True})
     expect(box).to_be_visible()
     page.keyboard.press("Enter")
@@ -114,7 +114,7 @@ def test_the_hint_of_the_edit_box_is_true_for_each_turn(page: Page) -> None:
     expect(hint).to_contain_text("Enter sends")
     expect(hint.get_by_text(dropped)).to_be_hidden()
     expect(box).to_have_accessible_description("Enter sends, Shift+Enter begins a line.")
-    _ask(page, PARIS)  # the box stays open meanwhile
+    _ask(page, PARIS)  # the edit box stays open
     expect(hint.get_by_text(dropped)).to_be_visible()
     _open_edit_box(page, _turns(page).last)
     last = _turns(page).last.locator("form .hint")
@@ -158,7 +158,7 @@ def test_a_key_is_asked_for_in_a_persons_words(
 
 @pytest.fixture(scope="module")
 def long_named(two_engines: OperatedGateway) -> Iterator[OperatedGateway]:
-    """With an adapter of a long name that has two versions."""
+    """Yield a gateway with two versions of an adapter with a long name."""
     for demo in ("zh", "ja"):
         two_engines.upload(LONG_ADAPTER, demo)
     yield two_engines

@@ -1,8 +1,8 @@
 """The project's containers on a real Docker engine: ``python -m tests.containers [OPTIONS]``.
 
-OPTIONS are pytest's. Images are made first, in the network of this machine. The tests then have a
-network, mounts and processes of their own: all ports are free, no other engine is met, and nothing
-is left when they end, however they end. Where no engine can be had it says why and exits with 0.
+OPTIONS are pytest's. The images are built first, in the host's network. The tests run in their own
+network, mount and process namespaces: all ports are free, other Docker engines are not touched, and
+all processes end with the tests. Without a Docker engine the program says why and exits with 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Asks without a pause, and counts: four at a time, streams and whole answers, until SIGTERM.
+"""A load generator: four threads send streamed and complete requests until SIGTERM.
 
-Each request has a connection of its own, to any of the name's addresses: to the next where one
-refuses. After each second a line of JSON says how many were answered whole, and what others got.
+Each request opens a new connection and tries the next address of the host name if one refuses. A
+JSON line per second has the number of correct answers and up to five failures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ended = threading.Event()
 
 
 def ask(netloc: str, stream: bool) -> str:
-    """What is wrong with the answer; "" for nothing."""
+    """Return the problem with the answer, or "" if it is correct."""
     body = {"model": "demo", "prompt": "The capital of France is", "temperature": 0}
     body |= {"stream": stream, "max_tokens": 60, "ignore_eos": True}
     connection = http.client.HTTPConnection(netloc, timeout=60)

@@ -1,4 +1,4 @@
-"""docker-compose.yml as somebody has it up: a project of its own, with volumes of its own."""
+"""docker-compose.yml as a user runs it, as a separate project with its own volumes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from tests.containers.images import COMPOSE, PYTHON
 API = "http://127.0.0.1:9000"
 ADMIN = "http://127.0.0.1:9001"
 GIVE_UP_AFTER = "600"
-"""Seconds. It measures nothing: on two cores with much other work Triton alone once took four
-minutes to start. What goes wrong ends `up` before: a service that ends, or is found unhealthy."""
+"""Timeout of `up` in seconds, only for services that hang.
+
+On two busy cores, Triton alone once took four minutes to start. A service that exits or is
+unhealthy ends `up` earlier.
+"""
 
 _FILL = "head --bytes=1G /dev/zero > {0}/filler; [ $(df --output=avail {0} | tail -n 1) = 0 ]"
 
 
 class Project:
-    """Call it with a command of `docker compose`; gives what that prints."""
+    """A Compose project. Calling it runs a `docker compose` command and returns the output."""
 
     def __init__(self, engine: Engine, name: str, *overrides: Path, **variables: str) -> None:
-        """`overrides` are more files of Compose's, `variables` those of .env."""
+        """Set up a project: `overrides` are further Compose files, `variables` those of .env."""
         self._engine = engine
         self._name = name
         self._files = [word for file in overrides for word in ("--file", file)]
@@ -37,23 +40,23 @@ class Project:
         return self._engine.docker(*command, **self._variables)
 
     def set(self, **variables: str) -> None:
-        """For the commands that follow."""
+        """Set variables for the commands that follow."""
         self._variables |= variables
 
     def up(self, *services: str) -> None:
-        """Returns when they are healthy."""
+        """Start the services, and return when they are healthy."""
         self("up", "--detach", "--wait", "--wait-timeout", GIVE_UP_AFTER, *services)
 
     def exec(self, service: str, *command: str) -> str:
         return self("exec", "--no-TTY", service, *command)
 
     def container(self, service: str) -> Any:
-        """What the engine knows of the one container of a service."""
+        """Return `docker inspect` of the service's only container."""
         [name] = self("ps", "--all", "--quiet", service).split()
         return self._engine.inspect(name)
 
     def address(self, service: str, network: str) -> str:
-        """Its IP address there."""
+        """Return the service's IP address in the network."""
         networks = self.container(service)["NetworkSettings"]["Networks"]
         return str(networks[self.network(network)]["IPAddress"])
 
@@ -63,7 +66,7 @@ class Project:
 
 @contextmanager
 def full(compose: Project, service: str, folder: str) -> Iterator[None]:
-    """What a service has mounted at that folder, which must be small, has no room left."""
+    """Fill the service's volume at `folder`, which must be small, and empty it at the end."""
     compose.exec(service, "sh", "-c", _FILL.format(folder))
     try:
         yield
@@ -73,7 +76,7 @@ def full(compose: Project, service: str, folder: str) -> Iterator[None]:
 
 @contextmanager
 def project(engine: Engine, name: str, *overrides: Path, **variables: str) -> Iterator[Project]:
-    """One that is not up yet; what it has made is removed in the end, after its logs are shown."""
+    """Yield a project that is not started. Print its logs on failure, and remove it at the end."""
     made = Project(engine, name, *overrides, **variables)
     try:
         yield made
@@ -85,14 +88,14 @@ def project(engine: Engine, name: str, *overrides: Path, **variables: str) -> It
 
 
 def reaches(engine: Engine, network: str, host: str, port: int) -> bool:
-    """Whether a container of that network has a connection to it."""
+    """Return True if a container of the network can connect to the host and port."""
     program = f"import socket; socket.create_connection(({host!r}, {port}), 3); print('reached')"
     run = ["container", "run", "--rm", "--network", network, PYTHON]
     return "reached" in engine.docker(*run, "sh", "-c", 'python3 -c "$0" 2>&1 || true', program)
 
 
 def completion(model: str, prompt: str, url: str = API, **options: Any) -> str:
-    """The text that a greedy completion answers with. Raises httpx.HTTPError for another status."""
+    """Return the text of a greedy completion. Raises httpx.HTTPError for other statuses."""
     headers = options.pop("headers", {})
     asked = {"model": model, "prompt": prompt, "temperature": 0, **options}
     answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=60)
@@ -103,7 +106,9 @@ def completion(model: str, prompt: str, url: str = API, **options: Any) -> str:
 def assert_without_rights(
     compose: Project, service: str, user: str, read_only: bool = True
 ) -> None:
-    """It is nobody of importance and can do nothing, nor write anywhere but where it must."""
+    """Check that the service runs as `user` without capabilities, with a read-only root file
+    system.
+    """
     host = compose.container(service)["HostConfig"]
     assert (host["CapDrop"], host["Privileged"]) == (["ALL"], False)
     assert host["ReadonlyRootfs"] == read_only

@@ -1,4 +1,4 @@
-"""The engine that all tests of this suite share."""
+"""The Docker engine that all tests of this suite share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.containers.engine import Engine, running
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """In a network of its own, as `python -m tests.containers` starts this."""
+    """Yield a Docker engine in the network namespace that `python -m tests.containers` creates."""
     if "GATEWAY_CONTAINERS" not in os.environ:
         pytest.skip("needs an engine of its own: `make test-containers` starts it")
     set_loopback_up()

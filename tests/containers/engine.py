@@ -1,8 +1,8 @@
-"""A Docker engine of this suite's own: Debian's, on a folder of its own, ended with the suite.
+"""A separate Docker engine for this suite: Debian's packages, its own folder, its own processes.
 
-Debian's release has the engine, but no Compose v2 and no buildx: those come from the next one, as
-the client's plug-ins, unpacked into the folder. Nothing that is installed here is started by the
-system's init, and an engine that the machine runs already is not touched.
+Debian's release has the engine but no Compose v2 and no buildx. These two are taken from the next
+release and unpacked into the folder as client plug-ins. The system's init starts none of the
+installed services, and a Docker engine that already runs is not touched.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 TREE = Path(__file__).parents[2]
 FOLDER = TREE / "build/containers"
-"""What is kept between runs: the plug-ins, and the engine's images and layers."""
+"""Folder that persists between runs: plug-ins, images and layers."""
 
 WITHIN = 120.0
-"""Seconds. They only end what would never end."""
+"""Timeout of commands in seconds, for those that hang."""
 
 _PACKAGES = {"dockerd": "docker.io", "iptables": "iptables", "debootstrap": "debootstrap"}
 _PLUGINS = ("docker-buildx", "docker-compose")
@@ -31,22 +31,22 @@ _PLUGINS_FROM = "trixie"
 
 
 class NoEngine(Exception):
-    """No engine can be had here; says why."""
+    """Error that no Docker engine can run here. The message says why."""
 
 
 def install() -> None:
-    """Installs what is missing. Raises NoEngine where that cannot be."""
+    """Install missing packages and plug-ins. Raises NoEngine if that is impossible."""
     if os.geteuid() != 0:
         raise NoEngine("an engine of its own takes root")
     if shutil.which("apt-get") is None:
         raise NoEngine("the engine is installed from Debian, and this machine has no apt-get")
     try:
-        # Mounts, processes and a network of one's own.
+        # Check that new mount, process and network namespaces are allowed.
         _run("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "true")
         if missing := [package for name, package in _PACKAGES.items() if not shutil.which(name)]:
             _run("apt-get", "update", "--quiet")
-            # Somebody else may be installing something. The runlevel is that of a single user, in
-            # which packages start no services.
+            # Wait for the lock if another process installs packages. In run level 1, packages do
+            # not start their services.
             options = ("--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300")
             _run("apt-get", "install", *options, *missing, RUNLEVEL="1")
         if not all((_plugins() / name).exists() for name in _PLUGINS):
@@ -57,7 +57,7 @@ def install() -> None:
 
 
 def mirror() -> str:
-    """Where this machine gets Debian's packages from."""
+    """Return the URL from which this machine gets Debian packages."""
     targets = _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian")
     return targets.split()[0]
 
@@ -91,7 +91,7 @@ def _unpack_plugins() -> None:
 
 
 class Engine:
-    """A running engine."""
+    """A running Docker engine."""
 
     def __init__(self, folder: Path) -> None:
         self.environment = {
@@ -100,7 +100,7 @@ class Engine:
         }
 
     def docker(self, *arguments: str | Path, **environment: str) -> str:
-        """What `docker` prints. Raises CalledProcessError, having shown what it complained of."""
+        """Return the output of `docker`. Raises CalledProcessError after printing its stderr."""
         command = ["docker", *(str(argument) for argument in arguments)]
         env = os.environ | self.environment | environment
         done = subprocess.run(
@@ -112,7 +112,7 @@ class Engine:
         return done.stdout
 
     def inspect(self, name: str) -> Any:
-        """What the engine knows of a container, an image, a volume or a network."""
+        """Return `docker inspect` of a container, an image, a volume or a network."""
         return json.loads(self.docker("inspect", name))[0]
 
     def has_image(self, name: str) -> bool:
@@ -121,12 +121,12 @@ class Engine:
 
 @contextmanager
 def running(*options: str) -> Iterator[Engine]:
-    """The engine, over the images of `FOLDER`; `options` are more of dockerd's."""
+    """Start the engine on the images of `FOLDER`. `options` are further options of dockerd."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="engine-") as name:  # short: it has sockets
+    with tempfile.TemporaryDirectory(prefix="engine-") as name:  # a short path, as it has sockets
         folder = Path(name)
         log = FOLDER / "dockerd.log"
-        (folder / "daemon.json").write_text("{}")  # and not the machine's
+        (folder / "daemon.json").write_text("{}")  # instead of the machine's daemon.json
         command = ["dockerd", "--config-file", f"{name}/daemon.json"]
         command += ["--data-root", str(FOLDER / "data")]
         command += ["--exec-root", f"{name}/exec", "--pidfile", f"{name}/pid"]

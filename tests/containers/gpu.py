@@ -1,4 +1,4 @@
-"""The profile `gpu` as a deployment has it: models, tenants with limits, an admin."""
+"""The Compose profile `gpu` set up like a deployment: models, tenants with limits, an admin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 class Deployment:
-    """Folders for `MODELS_DIR` and `CONFIG_DIR`, and who has which key."""
+    """Folders for `MODELS_DIR` and `CONFIG_DIR`, and the keys of tenants and the admin."""
 
     def __init__(self, folder: Path) -> None:
         self.admin, self.acme, self.small = (secrets.token_urlsafe(32) for _ in range(3))
@@ -51,7 +51,7 @@ class Deployment:
             yield compose
 
     def add_adapter(self, name: str, source: str, url: str = ADMIN) -> httpx.Response:
-        """The answer to an upload of one of the demo's."""
+        """Upload one of the demo's adapters, and return the answer."""
         files = [
             ("files", (path.name, path.read_bytes())) for path in (ADAPTERS / source).iterdir()
         ]
@@ -78,7 +78,7 @@ class Deployment:
 
 
 def _models(folder: Path) -> Path:
-    """As docs/deployment.md says, for the stand-in of the engine."""
+    """Create the model folder as docs/deployment.md describes, for the CPU engine."""
     make_engine(folder)
     render: list[str | Path] = [Path(sys.executable).parent / "gateway", "repo", "render"]
     render += ["--output", folder / "repository", "--triton-backend", "python"]
@@ -90,7 +90,7 @@ def _models(folder: Path) -> Path:
 
 
 def make_engine(folder: Path) -> None:
-    """What a deployment brings along: an engine and its tokenizer."""
+    """Create the engine and tokenizer that a deployment provides."""
     folder.mkdir()
     modules = cpu_engine.lora_modules(DEMO_MODEL)
     cpu_engine.build(DEMO_MODEL, folder / "engine", max_batch_size=16, lora_target_modules=modules)

@@ -1,8 +1,8 @@
-"""Makes all images, in the network of this machine: ``python -m tests.containers.images``.
+"""Builds all images, in the host's network: ``python -m tests.containers.images``.
 
-The project's own come from its Dockerfile as it is. What that and docker-compose.yml would pull
-cannot be pulled without a registry of images, so it is made from Debian's packages, and from pip's
-configuration of this machine, under the names that the files use.
+The project's images come from its unchanged Dockerfile. Without an image registry, base images
+cannot be pulled. They are built under the same names from Debian packages, with this machine's pip
+configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 RELEASE = "bookworm"
 PYTHON = stages(DOCKERFILE.read_text(encoding="utf-8"))["build"].base
 COMPOSE = ("compose", "--file", "docker-compose.yml", "--file", str(HERE / "override.yaml"))
-# Stage of stand_ins/Dockerfile -> the name that docker-compose.yml has it by.
+# Stage of stand_ins/Dockerfile -> image name in docker-compose.yml.
 STAND_INS = {
     "redis": "redis:7.4-bookworm",
     "prometheus": "prom/prometheus:v3.5.0",
@@ -32,18 +32,18 @@ STAND_INS = {
 AGAIN = "triton-openai-gateway:again"
 SBOM = FOLDER / "sbom"
 AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
-# What Debian's slim images, which `python:3.11-slim-bookworm` is made of, leave out; and packages
-# that were unpacked, and tests, as that image does.
+# Files that Debian's slim images or `python:3.11-slim-bookworm` leave out: documentation, package
+# caches and Python's tests.
 _LEFT_OUT = (
     *("var/cache/apt", "var/lib/apt/lists", "usr/lib/python3.11/test"),
     *(f"usr/share/{name}" for name in ("doc", "groff", "info", "lintian", "locale", "man")),
 )
-# Options of pip that are no folder of this machine.
+# pip options that do not name a folder of this machine.
 _OF_PIP = ("index-url", "trusted-host", "proxy", "timeout", "default-timeout")
 
 
 def make(engine: Engine) -> None:
-    """Raises CalledProcessError where one cannot be made."""
+    """Build all images. Raises CalledProcessError if a build fails."""
     if not engine.has_image(PYTHON):
         with _told("base"):
             _make_base(engine)
@@ -61,7 +61,7 @@ def make(engine: Engine) -> None:
 
 
 def _build_again(engine: Engine) -> None:
-    """The gateway's image once more, of a copy that is younger, by nothing that was made before."""
+    """Build the gateway's image again from a copy with newer file times, without build cache."""
     with tempfile.TemporaryDirectory(prefix="again-") as name:
         folder = Path(name)
         let_in = (TREE / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -69,7 +69,7 @@ def _build_again(engine: Engine) -> None:
         for path in [*paths, "Dockerfile", ".dockerignore"]:
             to = folder / path
             if (TREE / path).is_dir():
-                shutil.copytree(TREE / path, to, copy_function=shutil.copy)  # without times
+                shutil.copytree(TREE / path, to, copy_function=shutil.copy)  # with new times
             else:
                 shutil.copy(TREE / path, to)
         command = ["build", "--network", "host", "--no-cache", "--target", "gateway"]
@@ -84,7 +84,7 @@ def _told(image: str) -> Iterator[None]:
 
 
 def _make_base(engine: Engine) -> None:
-    """Python on Debian, as `python:3.11-slim-bookworm` is."""
+    """Build a stand-in for `python:3.11-slim-bookworm`."""
     with tempfile.TemporaryDirectory(prefix="base-") as name:
         root = Path(name)
         packages = ["ca-certificates", "python3-distutils", "python3-venv", "libpython3.11"]
@@ -118,7 +118,7 @@ def _pip_configuration() -> str:
 
 
 def main() -> None:
-    # Neither bridge nor firewall: what is built is in the network of this machine, as it is.
+    # Builds use the host's network, so they need neither a bridge nor firewall rules.
     with running("--bridge=none", "--iptables=false", "--ip-forward=false") as engine:
         make(engine)
 

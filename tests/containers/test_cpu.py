@@ -1,4 +1,4 @@
-"""The profile `cpu`: built, up, asked, stopped and up again."""
+"""The Compose profile `cpu`: build, start, request, stop and restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_demo_is_up_and_keeps_its_adapters(engine: Engine) -> None:
         assert_without_rights(compose, "demo", user="10001")
         began = time.monotonic()
         compose("down")
-        # Its grace period is 20 s, and what is over it is killed.
+        # After its grace period of 20 s the container would be killed.
         assert time.monotonic() - began < 20
         compose.up()
         assert completion("chinese", CAPITAL) == "巴黎"

@@ -1,4 +1,4 @@
-"""The demo's container, which is all in one, killed, stopped in its tracks and out of disk."""
+"""The demo's all-in-one container: killed, paused, and with a full disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAPITAL = "The capital of France is"
 SMALL = Path(__file__).parent / "small_disks.yaml"
 BESIDE = "127.0.0.1:9002"
 ADAPTER = "/opt/demo/adapters/zh"
-# The store keeps one content once, however many names it has: this is another.
+# The store deduplicates equal content under several names, so this adapter must differ.
 OTHER = "/tmp/other"
 MAKE_OTHER = f"""
 cp --recursive {ADAPTER} {OTHER}
@@ -40,7 +40,7 @@ def up(engine: Engine) -> Iterator[Project]:
 
 
 def test_killed(up: Project) -> None:
-    """With all that is in it; what was added is there again."""
+    """Kill the container, and check that an uploaded adapter is available after the restart."""
     before = up.container("demo")["State"]
     os.kill(before["Pid"], signal.SIGKILL)
     deadline = time.monotonic() + 120
@@ -52,7 +52,7 @@ def test_killed(up: Project) -> None:
 
 
 def test_paused(up: Project, engine: Engine) -> None:
-    """Who asks meanwhile is answered when it goes on."""
+    """Check that a request sent during a pause is answered after it."""
     name = up.container("demo")["Name"].lstrip("/")
     with ThreadPoolExecutor(1) as others:
         engine.docker("pause", name)
@@ -64,7 +64,7 @@ def test_paused(up: Project, engine: Engine) -> None:
 
 
 def test_out_of_disk(engine: Engine) -> None:
-    """What is there is served; what is new is refused, saying so, until there is room."""
+    """Check a full disk: stored adapters are served, and uploads are refused until then."""
     url, variables = f"http://{BESIDE}", {"COMPOSE_PROFILES": "cpu", "PUBLISH_API": BESIDE}
     with project(engine, "demo-full", SMALL, **variables) as compose:
         compose.up()

@@ -1,4 +1,4 @@
-"""Each container killed, stopped in its tracks and cut off: what users are told, and the end."""
+"""Each container killed, paused and disconnected: the clients' answers, and the recovery."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]
 
 @pytest.mark.parametrize("service", ["redis", "triton", "gateway"])
 def test_killed(up: Up, service: str) -> None:
-    """As the kernel does it when memory is short: the engine starts it again."""
+    """Check that a service killed with SIGKILL is restarted, as after running out of memory."""
     deployment, compose = up
     before = compose.container(service)["State"]
     os.kill(before["Pid"], signal.SIGKILL)
     answer = _asked(deployment) if service == "redis" else None
     _until(lambda: compose.container(service)["State"]["StartedAt"] != before["StartedAt"])
     _until(lambda: _answers(deployment))
-    # An adapter's name without Redis: the gateway knows it.
+    # The gateway has the adapter's name in memory, so it needs no Redis.
     assert answer is None or answer.status_code == 200
     assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
-    compose.up()  # healthy again, all of them
+    compose.up()  # all services are healthy again
 
 
 @pytest.mark.parametrize("service", ["redis", "triton", "gateway"])
 def test_paused(up: Up, engine: Engine, service: str) -> None:
-    """Nothing is refused and nothing closed: who has asked is answered when it goes on."""
+    """Check that a pause refuses and closes nothing: waiting requests are answered after it."""
     deployment, compose = up
     name = compose.container(service)["Name"].lstrip("/")
     with ThreadPoolExecutor(1) as others:
         engine.docker("pause", name)
         asked = others.submit(_asked, deployment)
-        # Limits and adapters' names do not wait for Redis.
+        # Limits and adapter names do not depend on Redis' answer.
         answered = asked.result(60) if service == "redis" else None
         time.sleep(3)
         assert answered is not None or not asked.done()
@@ -74,27 +74,27 @@ def test_cut_off(up: Up, engine: Engine, service: str) -> None:
         else:
             assert answer.status_code == 503, answer.text
             assert answer.json()["error"]["type"] == "server_error"
-            # For as long as it is away, soon.
+            # While Triton is unavailable, requests are refused soon.
             began = time.monotonic()
             assert _asked(deployment).status_code == 503
             assert time.monotonic() - began < 15
             _until(lambda: httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 503)
-            # Its name is not found, and who answers that takes longer than a connection may.
+            # The name lookup fails, and takes longer than the connect timeout.
             _until(lambda: compose("logs", "gateway").count("engine not ready") >= 3)
         assert httpx.get(f"{API}/health/live", timeout=PATIENCE_S).status_code == 200
     finally:
         engine.docker("network", "connect", "--alias", service, network, name)
     _until(lambda: _answers(deployment))
     assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
-    # What nobody waited for any more has not been left to complain.
+    # Asyncio reports "never retrieved" for tasks whose errors are ignored.
     assert "never retrieved" not in compose("logs", "gateway")
 
 
 def test_the_gateway_cut_off_from_its_clients(up: Up, engine: Engine) -> None:
-    """It stays ready and lets go of what it was writing; and is there again by its name.
+    """Disconnect the gateway from its clients' network, and reconnect it.
 
-    Who asks at the published port of the host may be let through: the engine then leads it over the
-    other network.
+    Streams end, the gateway stays ready, and its name resolves again afterwards. The host's
+    published port may still work meanwhile, since Docker can route it over the other network.
     """
     deployment, compose = up
     name, network = compose.container("gateway")["Name"].lstrip("/"), compose.network("edge")

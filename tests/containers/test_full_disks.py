@@ -1,5 +1,4 @@
-"""The gateway's volume is full, then Redis', then Triton's: what is there is served, and all is
-well with room."""
+"""Full volumes of the gateway, Redis and Triton: stored data is served, and all recover."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_the_gateways(up: Up) -> None:
 
 
 def test_redis(up: Up) -> None:
-    """What it cannot keep it refuses, and limits are counted by each gateway alone."""
+    """Check a full Redis: writes fail, and each gateway counts limits by itself."""
     deployment, compose = up
     assert _limited(deployment) == 200
     assert _metric("gateway_limits_shared") == 1
@@ -63,7 +62,7 @@ def test_redis(up: Up) -> None:
 
 
 def test_tritons(up: Up) -> None:
-    """It keeps nothing there that answers need: not even those of an adapter that it never had."""
+    """Check a full Triton: its disk has no data that answers need, even those of a new adapter."""
     deployment, compose = up
     with full(compose, "triton", "/tmp"):
         assert _text(deployment, "zh") == "巴黎"
@@ -76,7 +75,7 @@ def test_tritons(up: Up) -> None:
 
 
 def _limited(deployment: Deployment) -> int:
-    """The status of a request of the tenant that has a budget."""
+    """Return the status of a request by the tenant that has a budget."""
     asked = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
     return httpx.post(
         f"{API}/v1/completions", json=asked, headers=bearer(deployment.small), timeout=PATIENCE_S

@@ -1,4 +1,4 @@
-"""The profile `gpu`: jobs, who may reach whom, and what is kept."""
+"""The Compose profile `gpu`: tasks, network access, rights and persistent data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_tenants_are_answered(up: Up) -> None:
     added = deployment.add_adapter("zh", "zh")
     assert added.status_code == 201, added.text
     assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
-    # Admins have a port of their own.
+    # Admin routes are on a separate port.
     assert deployment.add_adapter("ja", "ja", url=API).status_code == 404
 
 
@@ -45,7 +45,7 @@ def test_down_and_up_again_keeps_adapters_keys_and_limits(up: Up) -> None:
         timeout=PATIENCE_S,
     )
     key = made.json()["value"]
-    for _ in range(3):  # until the day's tokens are used
+    for _ in range(3):  # until the daily token budget is used up
         last = _asked(deployment.small)
     assert (last.status_code, last.json()["error"]["code"]) == (429, "insufficient_quota")
 
@@ -66,7 +66,7 @@ def test_nothing_has_rights(up: Up) -> None:
     assert_without_rights(compose, "gateway", user="10001")
     assert_without_rights(compose, "redis", user="999")
     assert_without_rights(compose, "triton", user="1000", read_only=False)
-    # Root writes the keys' volumes once, with no capability and no network.
+    # The `keys` container runs as root once to write key volumes, without capabilities or network.
     keys = compose.container("keys")
     assert (keys["State"]["ExitCode"], keys["HostConfig"]["NetworkMode"]) == (0, "none")
     assert keys["HostConfig"]["CapDrop"] == ["ALL"]
@@ -79,7 +79,7 @@ def test_triton_and_redis_are_reached_from_nowhere_else(up: Up, engine: Engine) 
         assert reaches(engine, compose.network("engine"), *target), target
         assert not reaches(engine, compose.network("edge"), *target), target
     assert reaches(engine, compose.network("edge"), "gateway", 9000)
-    # Published for this machine alone, and nothing but the API's two ports.
+    # Only the API's two ports are published, and only on localhost.
     published = {
         service: compose.container(service)["HostConfig"]["PortBindings"] or {}
         for service in ("gateway", "redis", "triton")
@@ -112,7 +112,7 @@ def test_keys_are_seen_by_those_who_need_them(up: Up) -> None:
 
 
 def test_each_stops_within_its_grace_period(up: Up) -> None:
-    """What takes longer is killed, with 137 as its exit code."""
+    """Check that no container is killed at the end of its grace period (exit code 137)."""
     _, compose = up
     compose("stop")
     codes = {

@@ -1,6 +1,6 @@
-"""docs/deployment.md shows what its commands print, in a clone of this tree.
+"""docs/deployment.md shows the real output of its commands, run in a clone of this repository.
 
-With ``GATEWAY_DOCS=write`` in the environment what they print now is written into it.
+With ``GATEWAY_DOCS=write`` in the environment, the test updates the page.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_commands_print_what_is_shown(engine: Engine, tmp_path: Path) -> None:
 
 
 def _clone(folder: Path) -> None:
-    """The files that git knows or would add."""
+    """Copy the files that git tracks or would add to `folder`."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=TREE, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):

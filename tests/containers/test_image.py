@@ -1,4 +1,4 @@
-"""The gateway's image: what is in it, what it says of itself, and that it can be built again."""
+"""The gateway's image: contents, labels, and reproducible builds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _run(engine: Engine, *command: str) -> str:
 
 
 def test_two_builds_have_the_same_layers(engine: Engine) -> None:
-    """Of different folders, with files of different ages; the second used nothing of the first."""
+    """Compare two builds from folders with different file times. The second used no build cache."""
     layers = [engine.inspect(name)["RootFS"]["Layers"] for name in (IMAGE, AGAIN)]
     base = engine.inspect(PYTHON)["RootFS"]["Layers"]
     assert layers[0] == layers[1]
@@ -57,9 +57,9 @@ def test_it_says_what_it_is(engine: Engine) -> None:
 
 
 def test_the_service_needs_no_shell(engine: Engine) -> None:
-    """The check of its health alone asks for one."""
+    """Check that only the health check needs a shell."""
     config = engine.inspect(IMAGE)["Config"]
     assert (config["Entrypoint"], config["Cmd"]) == (["gateway"], ["serve"])
-    # Where no other program is found.
+    # Started with a PATH that has no other program.
     start = "import os; os.execve('/opt/venv/bin/gateway', ['gateway', '--version'], {'PATH': '/'})"
     assert _run(engine, "python", "-c", start).startswith("gateway ")

@@ -1,6 +1,6 @@
-"""The profile `monitoring`: Prometheus finds what runs, and reads its alerts.
+"""The Compose profile `monitoring`: Prometheus finds the services and loads its alerts.
 
-Grafana is left out: no package of it can be had without a registry of images.
+Grafana is left out: without an image registry there is no package of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def test_prometheus_scrapes_what_runs(
 ) -> None:
     deployment = Deployment(tmp_path_factory.mktemp("monitoring"))
     with deployment.up(engine, "monitoring") as compose:
-        # A second call, so that only one of the profile's services is up.
+        # A second call of `up`, so that Prometheus alone of the profile starts.
         compose.set(COMPOSE_PROFILES="gpu,monitoring")
         compose.up("prometheus")
         deadline = time.monotonic() + 120
@@ -36,7 +36,7 @@ def test_prometheus_scrapes_what_runs(
 
 
 def _up(compose: Project) -> dict[str, str]:
-    """Job -> whether its last scrape was one."""
+    """Return by job the result of the last scrape: "1" if it succeeded, else "0"."""
     results = _asked(compose, "query?query=up")["result"]
     return {result["metric"]["job"]: result["value"][1] for result in results}
 

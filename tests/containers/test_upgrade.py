@@ -1,4 +1,4 @@
-"""Two gateways behind one name are replaced by two of another image, and nobody notices."""
+"""Two gateways behind one name, replaced by two of a new image without failed requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_rolling_upgrade_loses_no_request(
 ) -> None:
     deployment = Deployment(tmp_path_factory.mktemp("upgrade"))
     engine.docker("tag", "triton-openai-gateway:latest", NEXT)
-    # A range of ports, or the second container would want the first one's.
+    # A port range, as each container needs its own port on the host.
     ports = {"PUBLISH_API": "127.0.0.1:9000-9003", "PUBLISH_ADMIN": "127.0.0.1:9100-9103"}
     with deployment.up(engine, "upgrade", **ports) as compose:
         _scale(compose, 2)
@@ -37,7 +37,7 @@ def test_a_rolling_upgrade_loses_no_request(
         try:
             _until_counted(engine, client, 20)
             compose.set(GATEWAY_IMAGE=NEXT)
-            _scale(compose, 4)  # two of the new image, healthy, beside the old ones
+            _scale(compose, 4)  # starts two healthy containers of the new image
             for container in old:
                 engine.docker("stop", "--time", "45", container)
                 engine.docker("rm", container)

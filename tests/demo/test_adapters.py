@@ -1,4 +1,4 @@
-"""The two trained adapters: one base model, three languages, chosen by the model name."""
+"""The two trained adapters: one base model and three languages, selected by model name."""
 
 from __future__ import annotations
 

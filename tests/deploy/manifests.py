@@ -1,4 +1,4 @@
-"""Kubernetes' manifests: as they are written, and as kustomize puts them together."""
+"""Kubernetes manifests as written in the files, and as rendered by kustomize."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ on_each_overlay = pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder:
 
 
 class Pod(NamedTuple):
-    """A pod template, `of` the object that it is in."""
+    """A pod template. `of` is the Kubernetes object that contains it."""
 
     of: Object
     labels: dict[str, str]
@@ -46,7 +46,7 @@ def kustomization(folder: Path) -> Object:
 
 
 def written(folder: Path) -> list[Object]:
-    """Objects of a kustomization and of those it is made from, as they are written."""
+    """Return the objects in a kustomization and in its resources and components, unrendered."""
     found: list[Object] = []
     own = kustomization(folder)
     for name in [*own.get("resources", []), *own.get("components", [])]:
@@ -57,7 +57,9 @@ def written(folder: Path) -> list[Object]:
 
 @cache
 def rendered(folder: Path) -> list[Object]:
-    """What `kubectl apply --kustomize` sends. Where there is no kubectl the test is skipped."""
+    """Return the objects that `kubectl apply --kustomize` would send. Skip the test without
+    kubectl.
+    """
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not there, so nothing puts the manifests together")
     command = ["kubectl", "kustomize", folder]
@@ -71,7 +73,7 @@ def of(manifests: list[Object], kind: str, name: str) -> Object:
 
 
 def pod_templates(manifest: Object) -> list[Object]:
-    """Pod templates within an object."""
+    """Return the pod templates of an object."""
     spec = manifest.get("spec", {})
     group = spec.get("leaderWorkerTemplate", {})
     candidates = [spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")]
@@ -87,7 +89,7 @@ def pods(manifests: list[Object]) -> list[Pod]:
 
 
 def containers(manifests: list[Object]) -> Iterator[tuple[Pod, Object]]:
-    """Each container with its pod."""
+    """Yield each container and init container with its pod."""
     for pod in pods(manifests):
         for container in [*pod.spec.get("initContainers", []), *pod.spec["containers"]]:
             yield pod, container

@@ -1,4 +1,4 @@
-"""docker-compose.yml and .env, against the specification's schema and against each other."""
+"""docker-compose.yml and .env, checked against the Compose schema and against each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARDENED = ("keys", "redis", "gateway", "demo", "prometheus", "grafana")
 
 
 def _variables() -> dict[str, str]:
-    """Those of .env; each must come after a comment of its own."""
+    """Return the variables of .env. Each must follow a comment that describes it."""
     found: dict[str, str] = {}
     before = ""
     for line in (TREE / ".env").read_text(encoding="utf-8").splitlines():
@@ -115,7 +115,7 @@ def test_every_image_can_be_named_by_digest() -> None:
 
 
 def test_keys_are_drawn_once_and_open_what_they_lock(tmp_path: Path) -> None:
-    """The script of the first start, and a real Redis on what it wrote."""
+    """Run the script of the first start twice, and then a real Redis with its keys."""
     for name in ("gateway", "redis", "triton"):
         (tmp_path / name).mkdir()
     text = (TREE / "deploy/compose/make-keys.sh").read_text(encoding="utf-8")
@@ -142,7 +142,7 @@ def test_keys_are_drawn_once_and_open_what_they_lock(tmp_path: Path) -> None:
             stranger.ping()
         with server.client(password=password) as known:
             assert known.ping()
-    # One that was interrupted begins again.
+    # An interrupted first start draws all keys again.
     (tmp_path / "gateway/gateway_triton_metadata").unlink()
     assert set(made().values()).isdisjoint(first.values())
 
@@ -162,7 +162,7 @@ def test_streams_have_time_to_finish() -> None:
     gateway = SERVICES["gateway"]
     grace = float(gateway["environment"]["GATEWAY_SHUTDOWN_GRACE"])
     assert float(gateway["stop_grace_period"].removesuffix("s")) > grace
-    # Triton ends what runs within its own 30 seconds.
+    # Triton waits up to 30 seconds for its running requests.
     assert float(SERVICES["triton"]["stop_grace_period"].removesuffix("s")) > 30
 
 
@@ -170,7 +170,7 @@ def test_redis_keeps_records_and_drops_versions() -> None:
     text = " ".join(SERVICES["redis"]["command"])
     assert "--maxmemory-policy volatile-lru" in text
     assert "--appendonly yes" in text
-    assert int(_variables()["GATEWAY_REDIS_TTL"]) > 0  # without it volatile-lru drops nothing
+    assert int(_variables()["GATEWAY_REDIS_TTL"]) > 0  # volatile-lru evicts only keys with a TTL
 
 
 def test_triton_starts_as_the_launcher_starts_it() -> None:

@@ -1,4 +1,4 @@
-"""deploy/image/healthy, which asks the image's gateway how it is, against a gateway."""
+"""deploy/image/healthy, the image's health check, against a real gateway."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.patience import PATIENCE_S
 
 HEALTHY = Path(__file__).parents[2] / "deploy/image/healthy"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
-WITHIN = 120.0  # seconds; they only end a test that would never end
+WITHIN = 120.0  # seconds, only for a test that hangs
 
 
 @contextmanager
 def _gateway(folder: Path, **settings: str) -> Iterator[tuple[ForkedGateway, dict[str, str]]]:
-    """One without a Triton, and what a check of it has in its environment."""
+    """Yield a gateway without a Triton, and the environment variables for its health check."""
     with PortClaims() as claims:
         port, nobody = claims.take_free(), claims.take_free()
     fields = {
@@ -66,11 +66,11 @@ def _until_live(process: ForkedGateway, environment: dict[str, str]) -> None:
 def test_it_is_right_about_what_is_answered(tmp_path: Path) -> None:
     with _gateway(tmp_path) as (process, environment):
         _until_live(process, environment)
-        # There is no engine.
+        # No Triton is running.
         assert _code("/health/ready", environment) == 1
         assert _code("/no/such/path", environment) == 1
         process.send_signal(signal.SIGSTOP)
-        # The kernel still takes connections.
+        # The stopped process answers nothing, though the kernel accepts connections.
         assert _code("/health/live", environment) == 1
     assert _code("/health/live", environment) == 1
 
@@ -93,7 +93,7 @@ def test_it_speaks_tls_where_the_gateway_does(tmp_path: Path, knows_clients: boo
 
 
 def test_it_costs_less_than_a_start_of_python(tmp_path: Path) -> None:
-    """Ten of each; the smallest, as others' work makes some of them more."""
+    """Compare the lowest CPU time of ten runs each, since other processes distort some runs."""
 
     def cost(command: list[str | Path]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

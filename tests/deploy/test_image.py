@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, and its steps run here, where there is no Docker."""
+"""The Dockerfile: linted, and its build steps run on this machine without Docker."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ TREE = DOCKERFILE.parent
 BIN = Path(sys.executable).parent
 STAGES = stages(DOCKERFILE.read_text(encoding="utf-8"))
 TARGETS = ("gateway", "demo")
-# Seconds. They only end a test that would never end.
+# Seconds, only for a test that hangs.
 WITHIN = 240.0
-# As with `cap_drop: ALL`: root, too, is then stopped by a file's mode.
+# Equivalent to `cap_drop: ALL`: file modes then apply to root too.
 WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
 
@@ -55,12 +55,12 @@ def test_the_image_is_fit_for_production(target: str) -> None:
     assert last["STOPSIGNAL"].text == "SIGTERM"
     assert last["ENTRYPOINT"].words() == ["gateway"]
     assert last["CMD"].words()[0] == {"gateway": "serve", "demo": "up"}[target]
-    # Only the build stages install anything.
+    # Only build stages install packages.
     runs = [step.text for step in steps(STAGES, target) if step.instruction == "RUN"]
     assert not [run for run in runs if re.search(r"\b(pip|apt-get|gcc|make)\b", run)]
     from_ = [step.flags["from"] for step in steps(STAGES, target) if "from" in step.flags]
     assert from_ == ["build-user", f"build-{target}"]
-    # `LABEL a="1" b="2"`
+    # LABEL a="1" b="2"
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', last["LABEL"].text))
     project = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert labels["title"] == project["name"]
@@ -86,9 +86,9 @@ def test_the_context_holds_what_is_copied_and_no_more() -> None:
 
 
 class Image:
-    """The file system of a target, in a folder; what is written /x in the Dockerfile is root/x.
+    """The file system of a build target, in a folder: /x in the Dockerfile is root/x here.
 
-    The stage `build-user` is left out: it would make a user on this machine.
+    The stage `build-user` is left out, as it would create a user on this machine.
     """
 
     def __init__(self, root: Path) -> None:
@@ -100,7 +100,7 @@ class Image:
         self.store.mkdir(parents=True)
 
     def build(self, stage: str) -> None:
-        """Runs the steps of a build stage, on top of what is there."""
+        """Run the steps of a build stage on top of the current content."""
         self.make_writable()
         if self._away.exists():
             self._away.rename(self._root / "src")
@@ -123,8 +123,8 @@ class Image:
                 subprocess.run(text, shell=True, cwd=folder, env=env, check=True)
 
     def become(self, target: str) -> None:
-        """What the target's last stages make of it; nothing can be written but the store."""
-        (self._root / "src").rename(self._away)  # the image does not have it
+        """Apply the target's final stages, and make all files except the store read-only."""
+        (self._root / "src").rename(self._away)  # the image has no /src
         self._env = {"PATH": os.defpath}
         self.config: dict[str, list[str]] = {}
         for step in steps(STAGES, target):
@@ -136,14 +136,14 @@ class Image:
             elif step.instruction == "ENV":
                 self._set(step)
             elif step.instruction in ("HEALTHCHECK", "ENTRYPOINT", "CMD"):
-                text = step.text.removeprefix("CMD ")  # of HEALTHCHECK
+                text = step.text.removeprefix("CMD ")  # HEALTHCHECK begins with CMD
                 self.config[step.instruction] = replace(step, text=text).words()
         for path in [self._root, *self._root.rglob("*")]:
             if not path.is_symlink() and path != self.store:
                 path.chmod(path.stat().st_mode & ~0o222)
 
     def run(self, command: list[str], **settings: str) -> subprocess.Popen[str]:
-        """`command` in the image: its environment alone, nothing but the store to write to."""
+        """Run `command` with the image's environment only. Nothing but the store is writable."""
         env = self._env | settings
         dropped = WITHOUT_CAPABILITIES if os.geteuid() == 0 else []
         executable = shutil.which(command[0], path=env["PATH"])
@@ -157,7 +157,7 @@ class Image:
         )
 
     def path(self, path: str) -> str:
-        """Where `path` of the image is here."""
+        """Return where the image's `path` is on this machine."""
         return self._here(path)
 
     def make_writable(self) -> None:
@@ -184,7 +184,7 @@ class Image:
             self._env[name] = self._here(value).replace("$PATH", self._env["PATH"])
 
     def _base_python(self) -> Path:
-        """A folder whose `python` is the interpreter that this environment was made from."""
+        """Return a folder whose `python` is the base interpreter of this virtual environment."""
         folder = self._root / "python"
         if not folder.exists():
             folder.mkdir()
@@ -208,7 +208,7 @@ def _answers(url: str, process: subprocess.Popen[str]) -> httpx.Response:
 
 
 def _ends(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and what it said."""
+    """Return the process' exit code and stderr."""
     _, errors = process.communicate(timeout=WITHIN)
     return process.returncode, errors
 
@@ -222,7 +222,7 @@ def image(tmp_path: Path) -> Iterator[Image]:
 
 @pytest.mark.slow
 def test_the_images_run(image: Image) -> None:
-    """The demo's build goes on where the gateway's ended, which has left out a little."""
+    """Build the demo image on top of the gateway's, whose final stages have left out files."""
     image.build("build")
     image.build("build-sbom")
     sbom = Path(image.path("/opt/")).parent / "src/sbom.json"
@@ -242,7 +242,7 @@ def test_the_images_run(image: Image) -> None:
             assert (code, errors) == (0, "")
             ready = httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=WITHIN)
             assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
-    # That nothing else could be written.
+    # Check that the rest of the image is read-only.
     new = image.path("/opt/new")
     code, errors = _ends(image.run(["python", "-c", f"open({new!r}, 'w')"]))
     assert (code, "Permission" in errors) == (1, True)
@@ -259,12 +259,12 @@ def test_the_images_run(image: Image) -> None:
 
 @contextmanager
 def _running(image: Image, port: int, *arguments: str, **settings: str) -> Iterator[None]:
-    """Its ENTRYPOINT and CMD, until a SIGTERM; HEALTHCHECK is right about both."""
+    """Run the image's ENTRYPOINT and CMD until SIGTERM. HEALTHCHECK must succeed, then fail."""
     command = [*image.config["ENTRYPOINT"], *image.config["CMD"], *arguments]
     check = image.config["HEALTHCHECK"]
     process = image.run(command, **settings)
     try:
-        # As a published port comes in: not on loopback.
+        # Published ports are reached from outside, so the test does not use loopback.
         assert _answers(f"http://{_address()}:{port}/health/live", process).status_code == 200
         _until_healthy(image, check, port)
         is_demo = image.config["CMD"][0] == "up"
@@ -273,7 +273,7 @@ def _running(image: Image, port: int, *arguments: str, **settings: str) -> Itera
         yield
         process.terminate()
         code, _ = _ends(process)
-        # Either is an orderly end: uvicorn may end by the signal that it was told to end by.
+        # Both codes are an orderly end: uvicorn may end itself with the signal that stopped it.
         assert code in ((0,) if is_demo else (0, -signal.SIGTERM))
         assert _checked(image, check, port) == 1
     finally:
@@ -281,7 +281,7 @@ def _running(image: Image, port: int, *arguments: str, **settings: str) -> Itera
 
 
 def _until_healthy(image: Image, check: list[str], port: int) -> None:
-    """One check gives the gateway four seconds, which a busy machine may not give it."""
+    """Repeat the check, since a busy machine may need more than the four seconds of one check."""
     deadline = time.monotonic() + WITHIN
     while _checked(image, check, port):
         assert time.monotonic() < deadline
@@ -299,10 +299,10 @@ def _until_ready(port: int, process: subprocess.Popen[str]) -> None:
 
 
 def _address() -> str:
-    """One of this machine that is not loopback; else loopback."""
+    """Return a non-loopback address of this machine, or 127.0.0.1 if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
+            probe.connect(("192.0.2.1", 9))  # sends no packet
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""The manifests: each against Kubernetes' schemas, and together as kustomize puts them."""
+"""Kubernetes manifests: each file against Kubernetes' schemas, and the rendered overlays."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from tests.deploy.manifests import (
 
 KUSTOMIZATIONS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml"))
 MULTI_NODE = KUBERNETES / "overlays/multi-node"
-# preStop.sleep is on by default from 1.30 on.
+# Kubernetes enables preStop.sleep by default from 1.30.
 RESTRICTED = Launch(model_repo="/models/repository", tritonserver="/launch/tritonserver.sh")
 KEYS = ("redis-password", "triton-key")
-# The oldest that the manifests are for, and the last three that the schemas know.
+# The oldest supported version, and the newest three that have schemas.
 _NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
 VERSIONS = ("1.30", *(f"1.{minor}" for minor in range(_NEWEST - 2, _NEWEST + 1)))
 
-# Of the two custom resources, what is used here (leaderworkerset.x-k8s.io/v1 and
-# monitoring.coreos.com/v1); pod templates are checked as pods.
+# Schemas for the fields used of two custom resources (leaderworkerset.x-k8s.io/v1 and
+# monitoring.coreos.com/v1). Their pod templates are checked as pods.
 _TEMPLATE = {
     "type": "object",
     "required": ["spec"],
@@ -172,7 +172,7 @@ def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert service["spec"]["clusterIP"] == "None"
     assert int(port) in [port["port"] for port in service["spec"]["ports"]]
     spec = of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
-    # Its disk ends with the pod: other gateways are not to wait for it.
+    # With an emptyDir, the store ends with its pod, and other gateways must not wait for it.
     [store] = [v for v in spec["volumes"] if v["name"] == "adapters"]
     assert ("emptyDir" in store) == (values["GATEWAY_STORE_EPHEMERAL"] == "true")
 
@@ -214,7 +214,7 @@ def test_only_the_gateway_reaches_triton_and_redis() -> None:
 
 
 def test_no_pod_gets_variables_for_services() -> None:
-    """That of the Service `gateway` would be GATEWAY_PORT=tcp://..."""
+    """Check that service links are off: the Service `gateway` would set GATEWAY_PORT=tcp://..."""
     for folder in KUSTOMIZATIONS:
         for manifest in written(folder):
             for pod in pod_templates(manifest):
@@ -232,7 +232,7 @@ def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
     environment = {entry["name"]: entry for entry in _gateway()["env"]}
     assert environment["REDIS_PASSWORD"]["valueFrom"] == password
     assert environment["TRITON_KEY"]["valueFrom"] == key
-    # Kubernetes puts in what stands above in the list.
+    # Kubernetes expands only variables that are defined earlier in the list.
     names = list(environment)
     for name in ("GATEWAY_REDIS_URL", "GATEWAY_TRITON_METADATA"):
         for used in re.findall(r"\$\((\w+)\)", environment[name]["value"]):
@@ -253,7 +253,7 @@ def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
 
 
 def test_every_image_can_be_named_by_digest() -> None:
-    """In `images` of a kustomization, where its digest goes."""
+    """Check that each image is in a kustomization's `images`, where its digest can be set."""
     for folder in (KUBERNETES / "base", MULTI_NODE, KUBERNETES / "overlays/demo-cpu"):
         named = {image["name"] for image in kustomization(folder)["images"]}
         manifests = [m for m in written(folder) if folder.name == "base" or m not in BASE]

@@ -1,4 +1,4 @@
-"""What the components of Kubernetes' manifests bring, as kustomize renders them."""
+"""Components of the Kubernetes manifests, as kustomize renders them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_monitoring_brings_prometheus_own_alerts(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
-    """The overlay of docs/deployment.md, which stands beside the others there."""
+    """Return the rendered overlay of docs/deployment.md, with its paths adapted to a folder."""
     guide = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
     start = guide.index("apiVersion: kustomize.config.k8s.io/v1beta1")
     overlay = yaml.safe_load(guide[start : guide.index("```", start)])
@@ -76,7 +76,7 @@ def test_the_collector_that_the_guide_names_is_reached(documented: list[Object])
     [peer] = rule["to"]
     [namespace] = peer["namespaceSelector"]["matchLabels"].values()
     assert host.endswith(f".{namespace}")
-    # The base's own settings are kept.
+    # The base's settings are still present.
     assert {"GATEWAY_MODEL_NAME", "GATEWAY_ADAPTER_SOURCES"} <= settings.keys()
 
 

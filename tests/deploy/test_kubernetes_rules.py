@@ -1,4 +1,4 @@
-"""What linters of Kubernetes' manifests ask for, of every overlay as kustomize puts it together."""
+"""Rules of Kubernetes linters, applied to each rendered overlay."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.deploy.manifests import (
 )
 
 ONE_POD = {"StatefulSet redis", "Deployment demo"}
-"""Of what there is one: it is away while its node is drained, whatever a budget says."""
+"""Services with a single pod: a disruption budget could not keep them available in a node drain."""
 WHOLE_NODES = {"LeaderWorkerSet triton"}
-"""Each pod asks for all GPUs of a node, so no two of them share one."""
+"""Pods that request all GPUs of a node, so no two of them share a node."""
 _INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 _UNITS = {"": Decimal(1), "m": Decimal("0.001"), "Mi": Decimal(2**20), "Gi": Decimal(2**30)}
 
@@ -38,7 +38,7 @@ def _of_kind(manifests: list[Object], kind: str) -> list[Object]:
 
 def _selects(selector: Object, pod: Pod) -> bool:
     labels = dict(selector.get("matchLabels", selector))
-    # The controller labels the pods of its groups.
+    # The LeaderWorkerSet controller adds this label to its pods.
     if labels.pop(_INDEX, None) is not None and pod.of["kind"] != "LeaderWorkerSet":
         return False
     return labels.items() <= pod.labels.items()
@@ -70,9 +70,9 @@ def test_no_container_has_rights(folder: Path) -> None:
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, pod.name
         assert own["allowPrivilegeEscalation"] is False, pod.name
         assert own["capabilities"] == {"drop": ["ALL"]}, pod.name
-        # What TensorRT-LLM writes beside its home was not seen here, without a GPU.
+        # On a GPU, TensorRT-LLM may write outside its home folder. That could not be tested here.
         assert own.get("readOnlyRootFilesystem") is (None if _has_gpu(container) else True)
-        # Nothing may loosen it either.
+        # No further field may weaken the security context.
         assert own.keys() <= {
             *("allowPrivilegeEscalation", "capabilities", "readOnlyRootFilesystem")
         }, pod.name
@@ -88,7 +88,7 @@ def test_no_secret_and_no_disk_of_a_node_is_in_it(folder: Path) -> None:
     for pod, container in containers(rendered(folder)):
         assert not any("hostPath" in volume for volume in pod.volumes), pod.name
         for entry in container.get("env", []):
-            # What a secret is part of is put together by Kubernetes.
+            # Kubernetes composes values that contain a secret from variables.
             if re.search("KEY|PASSWORD|TOKEN|SECRET|AUTH|METADATA|REDIS_URL", entry["name"]):
                 assert "valueFrom" in entry or "$(" in entry["value"], entry["name"]
 
@@ -99,11 +99,11 @@ def test_containers_ask_for_what_they_may_take(folder: Path) -> None:
         asked, most = container["resources"]["requests"], container["resources"]["limits"]
         assert {"cpu", "memory"} <= asked.keys(), pod.name
         assert _number(asked["memory"]) <= _number(most["memory"]), pod.name
-        # It would be throttled, which shows as pauses between tokens.
+        # A CPU limit would throttle the container, seen as pauses between tokens.
         assert "cpu" not in most, pod.name
         empty = [volume["emptyDir"] for volume in pod.volumes if "emptyDir" in volume]
         assert all("sizeLimit" in volume for volume in empty), pod.name
-        # What is written there counts as the container's memory.
+        # Files on a memory volume count as the container's memory.
         shared = [v["sizeLimit"] for v in empty if v.get("medium") == "Memory"]
         assert sum(map(_number, shared)) < _number(most["memory"]), pod.name
 
@@ -113,17 +113,17 @@ def test_containers_have_probes(folder: Path) -> None:
     for pod, container in containers(rendered(folder)):
         assert "readinessProbe" in container, pod.name
         if container["name"] == "ranks":
-            # Its sshd is the container's first process: one that dies is noticed. What listens is
-            # asked nothing any more once the ranks run, and a restart would end their engine.
+            # sshd is the first process of this container, so Kubernetes notices its end. A running
+            # engine does not use sshd, and a restart would end that engine.
             assert "livenessProbe" not in container
             continue
         ready, live = container["readinessProbe"], container["livenessProbe"]
         if "httpGet" in live:
-            # An engine that is away, or that still loads, is no reason for a restart.
+            # An unavailable or loading engine must not restart the container.
             assert live["httpGet"]["path"].endswith("/live"), pod.name
             assert ready["httpGet"]["path"].endswith("/ready"), pod.name
             assert "startupProbe" in container, pod.name
-        # A machine that is busy for some seconds is none either.
+        # A machine that is busy for some seconds must not restart it either.
         assert live["periodSeconds"] * live["failureThreshold"] >= 60, pod.name
         assert live["timeoutSeconds"] > 1, pod.name
         names = {port["name"] for port in container["ports"]}
@@ -147,7 +147,7 @@ def test_a_lost_node_takes_no_more_than_it_must(folder: Path) -> None:
             continue
         [budget] = budgets
         assert budget["maxUnavailable"] == 1, pod.name
-        # A node could not be drained of a pod that never gets ready.
+        # Otherwise a pod that never gets ready would block the drain of its node.
         assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow", pod.name
         if pod.name in WHOLE_NODES:
             [container] = pod.spec["containers"]
@@ -176,7 +176,7 @@ def test_nothing_names_what_is_not_there(folder: Path) -> None:
     manifests = rendered(folder)
     for service in _of_kind(manifests, "Service"):
         name, spec = service["metadata"]["name"], service["spec"]
-        # How it is reached from outside is the cluster's business.
+        # Access from outside depends on the cluster.
         assert spec.get("type", "ClusterIP") == "ClusterIP", name
         chosen = [pod for pod in pods(manifests) if _selects(spec["selector"], pod)]
         assert chosen, name
@@ -201,7 +201,7 @@ def test_nothing_names_what_is_not_there(folder: Path) -> None:
     for scaler in _of_kind(manifests, "HorizontalPodAutoscaler"):
         target = scaler["spec"]["scaleTargetRef"]
         scaled = known[target["apiVersion"], target["kind"], target["name"]]
-        # Applied again, they would undo what the autoscaler did.
+        # A fixed count would undo the autoscaler's count each time it is applied.
         assert "replicas" not in scaled["spec"]
     claims = {m["metadata"]["name"] for m in _of_kind(manifests, "PersistentVolumeClaim")}
     maps = {m["metadata"]["name"] for m in _of_kind(manifests, "ConfigMap")}
@@ -215,7 +215,7 @@ def test_nothing_names_what_is_not_there(folder: Path) -> None:
                 *claims,
                 None,
             }
-            # With the hash of its content.
+            # The name ends with the hash of the content.
             assert volume.get("configMap", {"name": None})["name"] in {*maps, None}
         for source in container.get("envFrom", []):
             assert source.get("configMapRef", {"name": None})["name"] in {*maps, None}

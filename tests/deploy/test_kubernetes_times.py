@@ -1,4 +1,4 @@
-"""Times of the manifests that have to add up: how pods end, and how long engines may load."""
+"""Timeouts in the manifests that must add up: pod termination, and engine loading."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gateway.service_setup import _CLOSE_TIMEOUT_S
 from ops.deployment.running import EXIT_MARGIN, TRITON_EXIT_TIMEOUT
 from tests.deploy.manifests import OVERLAYS, Object, Pod, pods, rendered
 
-# Seconds for which a name server may give out an address that is gone: `ttl` and `cache` of
-# Kubernetes' usual configuration of CoreDNS.
+# Seconds for which DNS may return an outdated address: `ttl` plus `cache` of CoreDNS' usual
+# Kubernetes configuration.
 NAME_CACHED_S = 30
-# In which all nodes know that a pod gets no new connections any more; what is usual is one or two.
+# Seconds until all nodes stop sending new connections to a pod. One or two are usual.
 NODES_LEARN_S = 5
-# What a proxy in front waits for the first byte of an answer, by default (nginx, AWS' balancers).
+# Default time that a proxy waits for the first byte (nginx, AWS load balancers), in seconds.
 PROXY_WAITS_S = 60
 RESERVE_S = 5
-# What the manifests promise of the loading of an engine.
+# Assumptions in the manifests' comments about loading an engine.
 GB_OF_A_GPU = 80
 TRITON_STARTS_S = 120
 
@@ -37,7 +37,7 @@ def _default(setting: str) -> Any:
 
 
 def _value(manifests: list[Object], setting: str) -> float:
-    """Of the gateways that are in the overlay."""
+    """Return the setting of the overlay's gateways, or its default."""
     [settings] = [
         manifest["data"]
         for manifest in manifests
@@ -75,7 +75,7 @@ def test_triton_ends_when_nobody_sends_it_anything(folder: Path) -> None:
     assert _before_term(pod) >= left_alone + _value(manifests, "replica_drain_grace")
     needed = _before_term(pod) + TRITON_EXIT_TIMEOUT + EXIT_MARGIN
     assert pod.spec["terminationGracePeriodSeconds"] >= needed + RESERVE_S
-    # Triton's own default is in force; and rank 0 is given it, which mpirun would not do.
+    # Triton's default timeout applies. mpirun would not give it to rank 0, so a script does.
     assert "--exit-timeout-secs=" not in str(manifests)
     assert "/launch/mpirun.sh" in str(manifests)
 
@@ -86,7 +86,7 @@ def test_ranks_of_other_nodes_outlive_their_leader(tmp_path: Path) -> None:
     outlives = worker["terminationGracePeriodSeconds"] - leader["terminationGracePeriodSeconds"]
     assert outlives >= RESERVE_S
     hook = worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    # Open MPI's process beside the ranks of other nodes: it ends once the leader's mpirun has.
+    # `orted`, Open MPI's process on other nodes, ends after the leader's mpirun.
     with subprocess.Popen([shutil.copy("/bin/sleep", tmp_path / "orted"), "2"]) as orted:
         subprocess.run(hook, check=True, timeout=60)
         assert orted.poll() is not None
@@ -94,7 +94,7 @@ def test_ranks_of_other_nodes_outlive_their_leader(tmp_path: Path) -> None:
 
 @on_each_that_serves
 def test_engines_have_the_time_to_load_that_is_promised(folder: Path) -> None:
-    """The comment at each startup probe: GB for each GPU, read at so many MB/s."""
+    """Check the promise in the comment at each startup probe: GB per GPU, read at a given MB/s."""
     container = _pod(rendered(folder), "triton").spec["containers"][0]
     gigabytes = GB_OF_A_GPU * int(container["resources"]["limits"]["nvidia.com/gpu"])
     rate = 200 if folder.name == "multi-node" else 50

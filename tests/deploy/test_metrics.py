@@ -1,4 +1,4 @@
-"""Dashboard, alert rules and autoscaler ask for metrics and labels that exist."""
+"""Dashboard, alert rules and autoscaler use only metrics and labels that exist."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text(encoding="u
 RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 BASE = DEPLOY / "kubernetes/base"
 
-# What only Triton on a GPU has: metric, its label, the label's values (tensorrtllm_backend v0.17
-# and v0.19; the GPU metrics are Triton's own).
+# Metrics that only Triton on a GPU has: name, label, label values (tensorrtllm_backend v0.17 and
+# v0.19; the GPU metrics are Triton's own).
 ON_GPU: dict[str, dict[str, set[str]]] = {
     "nv_trt_llm_request_metrics": {
         "request_type": {"active", "max", "scheduled", "context", "waiting"}
@@ -44,12 +44,12 @@ ON_GPU: dict[str, dict[str, set[str]]] = {
     "nv_gpu_memory_used_bytes": {"gpu_uuid": set()},
     "nv_gpu_memory_total_bytes": {"gpu_uuid": set()},
 }
-# What Prometheus adds when it scrapes; `up` is its own.
+# Labels that Prometheus adds to each scrape. The metric `up` is Prometheus' own.
 TARGET_LABELS = {"job", "instance", "namespace", "pod"}
 
 
 def _expressions() -> Iterator[tuple[str, str]]:
-    """Where each is, and the expression as Prometheus would see it."""
+    """Yield each expression's panel or alert, and the expression with its variables filled in."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", []):
             yield f"panel {panel['title']}", target["expr"].replace("$__rate_interval", "5m")
@@ -61,7 +61,7 @@ EXPRESSIONS = list(_expressions())
 
 
 def _parts(expression: object) -> Iterator[object]:
-    """The expression and all that it is made of."""
+    """Yield the expression and all its subexpressions."""
     yield expression
     children = [getattr(expression, name, None) for name in ("lhs", "rhs", "expr")]
     children += [getattr(expression, "vector_selector", None), *getattr(expression, "args", [])]
@@ -77,7 +77,7 @@ def _selectors(text: str) -> Iterator[promql_parser.VectorSelector]:
 
 
 def _grouped(text: str) -> set[str]:
-    """Labels that aggregations keep and matches use."""
+    """Return the labels in `by`, `on` and `ignoring` clauses."""
     found: set[str] = set()
     for group in re.findall(r"\b(?:by|on|ignoring)\s*\(([^)]*)\)", text):
         found.update(label.strip() for label in group.split(","))
@@ -85,7 +85,7 @@ def _grouped(text: str) -> set[str]:
 
 
 class Exported:
-    """Sample names of real /metrics pages, and their labels."""
+    """Names and labels of the samples on real /metrics pages."""
 
     def __init__(self, *pages: str) -> None:
         self.names: set[str] = {"up", *ON_GPU}
@@ -96,7 +96,8 @@ class Exported:
                 self.names.update(name + suffix for suffix in suffixes)
             for name, labels in re.findall(r"^(\w+)\{([^\n]*)\} \S+$", page, re.MULTILINE):
                 self.labels.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
-        # A page has no labels of what was not counted yet; the library shows them nowhere else.
+        # A page lacks labels of metrics without samples. Only prometheus_client's private fields
+        # have them.
         for metric in vars(Metrics()).values():
             if isinstance(metric, MetricWrapperBase):
                 names = {metric._name + suffix for suffix in ("", "_total", "_bucket")}
@@ -118,7 +119,7 @@ def test_metrics_and_labels_exist(exported: Exported, where: str, text: str) -> 
         name = selector.name
         assert name in exported.names, where
         if (labels := exported.labels.get(name)) is None:
-            continue  # has none
+            continue  # has no labels
         asked = {matcher.name for matcher in selector.matchers.matchers}
         assert asked <= labels | TARGET_LABELS, where
         assert _grouped(text) <= labels | TARGET_LABELS, where
@@ -179,7 +180,7 @@ def test_alerts_say_what_to_do(rule: dict[str, Any]) -> None:
 
 
 def _rules(kind: str) -> dict[str, str]:
-    """By the metric's name in Kubernetes, the query as prometheus-adapter fills it in."""
+    """Return the query of each Kubernetes metric as prometheus-adapter fills it in."""
     path = DEPLOY / "kubernetes/components/monitoring/prometheus-adapter-values.yaml"
     found = {}
     for rule in yaml.safe_load(path.read_text(encoding="utf-8"))["rules"][kind]:

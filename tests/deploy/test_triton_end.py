@@ -1,4 +1,4 @@
-"""deploy/triton/mpirun.sh with a real Triton: what has begun is ended before the ranks are."""
+"""deploy/triton/mpirun.sh with a real Triton: running requests end before the ranks do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[2] / "deploy/triton/mpirun.sh"
 BIN = Path(sys.executable).parent
 # An answer takes six seconds.
 RATE, TOKENS = 50, 300
-# Seconds; it only ends a test that would never end.
+# Seconds, only for a test that hangs.
 ENDED_WITHIN = 60.0
 
 needs_mpirun = pytest.mark.skipif(
@@ -33,7 +33,7 @@ needs_mpirun = pytest.mark.skipif(
 
 @needs_mpirun
 def test_at_sigterm_a_request_that_runs_ends_as_itself(tmp_path: Path) -> None:
-    """Two ranks, as containers start them; mpirun alone would kill both within two seconds."""
+    """Check two ranks with the container's script. mpirun alone would kill both within 2 s."""
     synthetic.build(tmp_path / "engine", vocab_size=4096, tokens_per_second=RATE)
     config = tmp_path / "engine/config.json"
     text = config.read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def test_at_sigterm_a_request_that_runs_ends_as_itself(tmp_path: Path) -> None:
         finally:
             left = psutil.Process(child.pid).children(recursive=True)
             child.reap(ENDED_WITHIN if not left else 0.0)
-            # Each rank leads a group of its own.
+            # Each rank has its own process group, so the child's group does not include it.
             for process in left:
                 if process.is_running():
                     process.kill()

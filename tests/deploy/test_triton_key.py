@@ -1,4 +1,4 @@
-"""deploy/triton/tritonserver.sh with a real Triton: without the key there is health and no more."""
+"""deploy/triton/tritonserver.sh with a real Triton: without the key only health is served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from triton_repo.cpu_executor import synthetic
 SCRIPT = Path(__file__).parents[2] / "deploy/triton/tritonserver.sh"
 KEY = "5e" * 32
 METADATA = {"triton-grpc-protocol-gateway": KEY}
-# As containers start it; who is not root has nothing to give up.
+# Containers start it without capabilities. Other users than root have none to drop.
 NO_RIGHTS = ["setpriv", "--no-new-privs"]
 if os.geteuid() == 0:
     NO_RIGHTS += ["--bounding-set=-all", "--inh-caps=-all"]
@@ -38,7 +38,7 @@ if os.geteuid() == 0:
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Addresses of gRPC and HTTP."""
+    """Yield the gRPC and HTTP addresses."""
     folder = tmp_path_factory.mktemp("closed")
     synthetic.build(folder / "engine", vocab_size=4096, tokens_per_second=200)
     render_core(folder)

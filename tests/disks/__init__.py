@@ -1,1 +1,1 @@
-"""Tritons with disks of their own, agents that are killed, and a Redis that forgets."""
+"""Tests of Tritons with separate disks: killed agents, full disks, and a Redis that loses data."""

@@ -2,10 +2,10 @@
 
     python -m tests.disks [--adapters 50] [--clients 6] [--seed N] [--out DIR]
 
-Each adapter has two versions, all of which are asked for while they are brought to the disks, the
-agents are killed half-way and started again, Redis is flushed and killed, and adapters come and go
-so that the disks are full. The exit code is 1 when a request failed or was answered wrongly, or a
-disk held more than its bound.
+Each adapter has two versions. Clients request both while agents copy them to the disks. Agents are
+killed half-way and started again, Redis is flushed and killed, and adapters are replaced until the
+disks are full. The exit code is 1 if a request failed, an answer was wrong, or a disk held more
+than its limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run from the first start to the figures."""
+"""A run from the first start to the results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.disks.world import REPLICAS, Agent, Watched, World, running_world, un
 from tests.support.generated_adapters import PROMPT, TOKENS
 
 _LATE = 2
-"""Adapters that are added when the disks are full, after as many were removed."""
+"""Number of adapters that are added to full disks, after as many were removed."""
 _PAUSE_S = 0.05
 _ASKED_BETWEEN = 20
 
 
 @dataclass
 class Found:
-    """`outcomes` counts `right`, `wrong`, and errors by status and code."""
+    """The results of a run. `outcomes` counts `right`, `wrong`, and errors by status and code."""
 
     adapters: int
     bound: int
@@ -49,7 +49,7 @@ class Found:
 
 
 class Load:
-    """Clients that ask for any version that there is, by its name or its digest, and compare."""
+    """Clients that request random versions by name or digest and check the answers."""
 
     def __init__(self, world: World, outcomes: Counter[str], chance: random.Random) -> None:
         self._world = world
@@ -57,7 +57,7 @@ class Load:
         self._chance = chance
         self._ended = False
         self.expected: dict[str, str] = {}
-        """By model name; what is taken out may still be under way."""
+        """Expected answer by model name. Requests for a removed name may still be running."""
 
     @contextlib.asynccontextmanager
     async def running(self, clients: int) -> AsyncIterator[None]:
@@ -70,7 +70,7 @@ class Load:
                 await asyncio.gather(*tasks)
 
     async def more(self, count: int = _ASKED_BETWEEN) -> None:
-        """Until so many more have been answered."""
+        """Wait until `count` more requests have been answered."""
         least = self._outcomes.total() + count
         while self._outcomes.total() < least:
             await asyncio.sleep(0.1)
@@ -92,13 +92,16 @@ class Load:
             return type(error).__name__
         if answer.status_code != 200:
             return f"{answer.status_code} {answer.json()['error']['code']}"
-        # What is expected has no halves of characters in it.
+        # Expected answers leave out incomplete characters.
         text = answer.json()["choices"][0]["text"].replace("\ufffd", "").strip()
         return "right" if text == expected else f"wrong: {text!r}, not {expected!r}"
 
 
 async def run(folder: Path, adapters: int, seed: int, *, clients: int) -> Found:
-    """`folder` gets logs and disks. Raises AssertionError where something never comes about."""
+    """Run all phases and return the results. `folder` receives logs and disks.
+
+    Raises AssertionError if a phase does not finish.
+    """
     kept = 2 * adapters
     began = time.monotonic()
     with running_world(folder, kept + 2 * _LATE, kept) as world:
@@ -120,7 +123,7 @@ async def run(folder: Path, adapters: int, seed: int, *, clients: int) -> Found:
 
 
 def _add(world: World, load: Load, name: str, versions: tuple[tuple[Content, str], ...]) -> None:
-    """Both versions; the bare name stands for the last."""
+    """Upload both versions. The name without a version then serves the last one."""
     with world.admin() as admin:
         for content, answer in versions:
             files = [
@@ -130,7 +133,7 @@ def _add(world: World, load: Load, name: str, versions: tuple[tuple[Content, str
             added = admin.post("/adapters", data={"name": name, "base": "demo"}, files=files)
             assert added.status_code == 201, added.text
             load.expected[f"{name}@{added.json()['served']}"] = answer
-    # Not before: between a version's coming into force and its being told, either is right.
+    # Set only now: while a version is being activated, either version is right.
     load.expected[name] = answer
 
 
@@ -139,7 +142,7 @@ async def _killed(agent: Agent) -> None:
 
 
 async def _half_way(world: World, load: Load, kept: int) -> None:
-    """Each agent is killed while it brings its disk what is wanted, at another moment."""
+    """Kill each agent while it copies adapters to its disk, each at a different point."""
     for agent in world.agents:
         agent.start()
     for number, agent in enumerate(world.agents):
@@ -173,14 +176,14 @@ async def _others_come(
     late: list[tuple[tuple[Content, str], tuple[Content, str]]],
     kept: int,
 ) -> None:
-    """The disks are full: what no name names any more goes for what is new, by agreement."""
+    """Replace adapters on full disks: agents delete unused versions only if all gateways agree."""
     before = [agent.held for agent in world.agents]
     with world.admin() as admin:
         for number in range(_LATE):
             name = f"a{number}"
             for model in [model for model in load.expected if model.partition("@")[0] == name]:
                 del load.expected[model]
-            await load.more()  # none of it is under way then
+            await load.more()  # after this, no request for it is running
             removed = await asyncio.to_thread(admin.delete, f"/adapters/{name}")
             assert removed.status_code == 200, removed.text
     for number, versions in enumerate(late):

@@ -1,4 +1,4 @@
-"""Three Tritons of llmapi, each with a disk and an agent, a gateway and a Redis: all are real."""
+"""Three real llmapi Tritons, each with a disk and an agent, one gateway and one Redis."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from triton_repo.llmapi_repository import render_llmapi
 
 REPLICAS = 3
 ADMIN_KEY = "the-admin-key-of-three-tritons-with-disks"
-# More than there are adapters would hide that an engine reads one again that it had to drop.
+# Fewer than the adapters, so that an engine must load evicted adapters again from disk.
 _MAX_CPU_LORAS = 8
 _MAX_RANK = 16
 _PATIENCE_S = 600
 
 
 class Agent:
-    """`gateway lora agent` beside one Triton."""
+    """The `gateway lora agent` process of one Triton."""
 
     def __init__(self, folder: Path, replica: str, redis_url: str, max_bytes: int) -> None:
         self.disk = folder / "disk"
@@ -52,7 +52,7 @@ class Agent:
             self._process = subprocess.Popen(self._command, env=self._env, stderr=log)
 
     def kill(self) -> None:
-        """At once, whatever it does."""
+        """Kill the agent with SIGKILL."""
         assert self._process is not None
         assert self._process.poll() is None, self._log.read_text()
         self._process.send_signal(signal.SIGKILL)
@@ -66,12 +66,12 @@ class Agent:
 
     @property
     def held(self) -> set[str]:
-        """Digests of the versions that lie there whole."""
+        """Digests of the complete versions on the disk."""
         return {path.name for path in self.disk.iterdir() if not path.name.startswith(".")}
 
     @property
     def nbytes(self) -> int:
-        """Of all files, half written ones too."""
+        """Size of all files on the disk in bytes, including incomplete ones."""
         total = 0
         for folder, _, names in os.walk(self.disk):
             for name in names:
@@ -82,7 +82,7 @@ class Agent:
 
 @dataclass
 class World:
-    """`contents` have the answers that tell them apart. `bound` is of each disk, in bytes."""
+    """The servers. `contents` have distinct answers; `bound` is each disk's limit in bytes."""
 
     redis: RedisServer
     agents: list[Agent]
@@ -100,16 +100,19 @@ class World:
 
 @contextlib.contextmanager
 def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
-    """All are ready but the agents, which have not been started. A disk has room for so many."""
+    """Yield the servers, ready except for the agents, which are not started.
+
+    Each disk has space for `room` versions.
+    """
     model = engine.build(
         DEMO_MODEL,
         folder / "engine",
         lora_target_modules=engine.LLAMA_LORA_MODULES,
-        gather_generation_logits=True,  # tells how clear an answer is
+        gather_generation_logits=True,  # shows how clear an answer is
     )
     contents = list(generated_contents(folder / "sources", model, versions).items())
     size = peft_files(convert_folder(contents[0][0].folder, model), base_model(model)).nbytes
-    # An agent knows about how large a version will be: for the last one it wants a little more.
+    # Agents estimate a version's size slightly too high, so the limit has almost one more version.
     bound = (room + 1) * size - 1
     config = engine.load_config(DEMO_MODEL)
     make = partial(
@@ -147,7 +150,7 @@ def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
 
 
 class Watched:
-    """The most that each disk has held, looked at ever again by a thread."""
+    """The maximum use of each disk, measured repeatedly by a thread."""
 
     def __init__(self, agents: list[Agent]) -> None:
         self._agents = agents
@@ -172,7 +175,7 @@ class Watched:
 
 
 def until(met: Callable[[], object], what: str) -> None:
-    """Blocks. The time only ends a run that would never end."""
+    """Wait for the condition. The time limit only ends a run that hangs."""
     ended = threading.Event()
     for _ in range(10 * _PATIENCE_S):
         if met():

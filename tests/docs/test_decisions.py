@@ -1,4 +1,4 @@
-"""Each decision is found from the code that it explains, and the code from the decision."""
+"""Links between code and decisions: each decision is named by the code that it explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guides name exists: commands with their options, settings, metrics, files."""
+"""Names in the guides exist: commands with options, settings, metrics, files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.config.settings import Settings
 from ops.cli import COMMANDS, with_dashes
 from ops.commands.up import DEMO_ADAPTERS
 
-# Read by the commands that talk to a gateway, and not by the gateway.
+# Variables that commands such as `gateway lora` read, and the gateway itself does not.
 CLIENT_VARIABLES = {"GATEWAY_URL"}
 SUFFIXES = ("", "_bucket", "_sum", "_count", "_created")
 FOLDERS = ("adapters", "bench", "demo", "deploy", "docs", "gateway", "ops", "tests", "triton_repo")
@@ -37,7 +37,7 @@ def _parser() -> _Parser:
 
 
 def _shell_lines(text: str) -> Iterator[str]:
-    """The commands of the shell blocks, those of several lines joined."""
+    """Yield the commands in shell blocks. Continued lines are joined."""
     for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
         joined = re.sub(r"\\\n\s*", " ", body)
         if language == "console":
@@ -47,7 +47,7 @@ def _shell_lines(text: str) -> Iterator[str]:
 
 
 def _gateway_commands(text: str) -> Iterator[list[str]]:
-    """The arguments of each `gateway` in a shell block."""
+    """Yield the arguments of each `gateway` command in a shell block."""
     for line in _shell_lines(text):
         if "gateway " not in line:
             continue
@@ -67,7 +67,7 @@ def _gateway_commands(text: str) -> Iterator[list[str]]:
 
 
 def _spans(text: str) -> Iterator[list[str]]:
-    """The words of `gateway ...` in running text, which may leave arguments out."""
+    """Yield the words of each `gateway ...` in running text, where arguments may be missing."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
     for span in re.findall(r"`gateway ([a-z][^`]*)`", prose):
         yield span.split()
@@ -84,7 +84,10 @@ def test_commands_have_these_options(path: Path) -> None:
 
 @guides
 def test_adapters_that_are_added_have_names_of_their_own(path: Path) -> None:
-    """A folder in which `gateway up` ran before, as README.md says, has those of the demo."""
+    """Check that guides add adapters under new names.
+
+    README.md runs `gateway up` first, so the folder already has the demo's adapters.
+    """
     for arguments in _gateway_commands(path.read_text(encoding="utf-8")):
         if arguments[:2] == ["lora", "add"]:
             assert not (DEMO_ADAPTERS / arguments[2]).exists(), shlex.join(arguments)
@@ -124,7 +127,7 @@ def test_metrics_exist(path: Path) -> None:
     known = set(re.findall(r"`(\w+)`", table))
     for name in re.findall(r"(?<!/)\bgateway_[a-z_]*[a-z]\b", path.read_text(encoding="utf-8")):
         stems = [name.removesuffix(suffix) for suffix in SUFFIXES]
-        # A beginning will do: guides look for several metrics by one pattern.
+        # A prefix is enough, as guides name several metrics by one pattern.
         assert any(metric.startswith(stem) for metric in known for stem in stems), name
 
 

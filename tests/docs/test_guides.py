@@ -1,4 +1,4 @@
-"""The guides' commands print what the guides show."""
+"""Guides: their commands print what the guides show."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_a_guide_shows_what_its_commands_print(
         text=True,
         check=False,
     )
-    if rerun.NOT_DONE in done.stderr:  # a second run may have passed, four minutes later
+    if rerun.NOT_DONE in done.stderr:  # a second attempt, four minutes later, may have passed
         with capsys.disabled():
             print(done.stderr)
-    # Standard error names each command as it runs; the last lines are the one that failed.
+    # stderr names each command as it runs. The last lines are of the failed one.
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"

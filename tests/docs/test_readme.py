@@ -1,4 +1,4 @@
-"""README.md and the guides say what the code does."""
+"""README.md and the guides agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the guides' commands are run again, and compared with what the guides show."""
+"""Rerunning the guides' commands, and comparing their output with the guides."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_unknown_mark_is_refused() -> None:
 
 @pytest.mark.parametrize("path", generate.FILES, ids=generate.name)
 def test_every_command_that_is_shown_was_run(path: Path) -> None:
-    """A block without any output is one that nobody has run yet."""
+    """Check that each console block has output. A block without output was never run."""
     for block in rerun._BLOCK.finditer(path.read_text(encoding="utf-8")):
         if block["language"] == "console":
             assert any(command.output for command in rerun.parse(block["body"])), block["body"]

@@ -1,4 +1,4 @@
-"""docs/what-happens-when.md names tests and alerts that exist, and a test in each line."""
+"""docs/what-happens-when.md names existing tests and alerts, with a test in each line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_alerts_exist() -> None:
     groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text("utf-8"))["groups"]
     known = {rule["alert"] for group in groups for rule in group["rules"]}
     assert set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", TEXT)) <= known
-    # All pages wake somebody, who may look here.
+    # The page must explain each alert that pages an operator.
     pages = {
         rule["alert"]
         for group in groups

@@ -1,4 +1,4 @@
-"""What stands in front of FastAPI, and what is left to it."""
+"""Routing of requests: generations bypass FastAPI, which serves all other endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters on their way to Triton: how much of them is here at once, and whose turn it is."""
+"""Uploads of adapters to Triton: limits on their memory, and fair order between tenants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.in_process import metric_of, running
 
 ADMIN = "the-admin-key-of-the-gateway-whose-triton-does-not-read"
 RANK = 64
-NBYTES = 1_179_648  # of an adapter of this rank; above what the windows of a stream hold
+NBYTES = 1_179_648  # size of an adapter of this rank, above the flow-control window of a stream
 FLOOD = 6
 FULL = "PEFT Cache is full. Could not store taskId"
 SETTINGS: dict[str, Any] = {
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class LoraTriton(FakeTriton):
-    """One that takes adapters, searches with beams, and reads no request at first."""
+    """A Triton with LoRA and beam search that reads no request until `reads` is set."""
 
     def __init__(self) -> None:
         super().__init__(tokens=[1], fault=None, step=0)
@@ -49,7 +49,7 @@ class LoraTriton(FakeTriton):
 
     @property
     def brought(self) -> list[int]:
-        """Bytes of weights of each request that came, in order."""
+        """Bytes of adapter weights in each received request, in order."""
         return [len(request.raw_input_contents[-1]) for request in self.requests]
 
 
@@ -117,7 +117,7 @@ async def test_a_flood_of_one_is_bounded_and_not_before_another(
         other = _ask(client, "ko", "b")
         await becomes(lambda: read() == 3)
         assert service.upload_budget.in_flight == 3 * NBYTES
-        # Whoever leaves makes room.
+        # A cancelled request frees its part of the budget.
         flood.pop(0).cancel()
         await becomes(lambda: read() == 4)
         assert service.upload_budget.in_flight == 3 * NBYTES
@@ -154,7 +154,7 @@ async def test_who_shares_an_adapter_with_a_flood_does_not_wait_for_the_flood(
         await becomes(lambda: service.upload_budget.waiting == 2)
         other = _ask(client, "ko", "shared")
         await becomes(lambda: service.adapters.store.stats.disk_hits - before == 3)
-        # That of the flood's, too, is answered by what the other one brings.
+        # The upload for the other tenant also serves the flood's request for this adapter.
         await becomes(lambda: service.upload_budget.waiting == 1)
         triton.reads.set()
         answers = await asyncio.gather(*flood, other)
@@ -177,7 +177,7 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
     ):
         for seed, name in enumerate(("a", "b")):
             await _add(client, tmp_path / name, seed)
-        # Larger than the room for all: it goes alone.
+        # This adapter exceeds the budget of all uploads, so it is uploaded alone.
         first = _ask(client, "any", "a")
         await becomes(lambda: service.upload_budget.in_flight == 1)
         refused = await _ask(client, "any", "b")
@@ -189,7 +189,7 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
 
 
 async def test_deadlines_of_who_waits_its_turn_say_nothing_of_the_replica(tmp_path: Path) -> None:
-    """It was given nothing; four of them, as three failures would have it left alone."""
+    """Four queued requests time out. If they counted as failures, three would open the breaker."""
     clock = EventClock()
     triton = LoraTriton()
     async with (
@@ -253,7 +253,7 @@ async def test_who_found_no_room_at_the_engine_and_waits_says_nothing_of_the_rep
 async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
     tmp_path: Path, how: str, beams: int
 ) -> None:
-    """While another's adapter is on its way, it waits to bring its own; the other one pays."""
+    """A request that ends while its upload is queued is not charged for its prompt."""
     search = {"use_beam_search": True, "n": beams, "max_tokens": 5} if beams else {}
     clock = EventClock()
     triton, log = LoraTriton(), tmp_path / "usage.jsonl"

@@ -1,4 +1,4 @@
-"""A replica's conditions are reported while the replica serves, and no longer."""
+"""Warnings about a replica are reported only while the replica serves."""
 
 from __future__ import annotations
 

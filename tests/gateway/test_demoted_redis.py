@@ -1,4 +1,4 @@
-"""A primary of Redis becomes a replica behind its address: what a gateway tells of it."""
+"""Demotion of a Redis primary to a replica behind its address: reports of the gateway."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_demotion_is_told_and_what_is_added_meanwhile_is_shared_later(
 
         def ready() -> dict[str, Any]:
             answer = admin.get(f"{api}/health/ready")
-            assert answer.status_code == 200  # what it knows is served
+            assert answer.status_code == 200  # the gateway serves without Redis, too
             found: dict[str, Any] = answer.json()
             return found
 
@@ -70,7 +70,7 @@ def test_a_demotion_is_told_and_what_is_added_meanwhile_is_shared_later(
             writer.set("all before", "is in the other")
             assert writer.wait(1, int(1000 * PATIENCE_S)) == 1
         first.client().execute_command("REPLICAOF", LOCALHOST, second.port)
-        # Nobody asks for anything meanwhile, so it is the gateway that looks.
+        # No request comes meanwhile, so the gateway must notice the demotion by polling.
         until(lambda: value("gateway_limits_shared") == 0)
         until(lambda: value("gateway_adapter_store_redis_up") == 0)
         assert ready()["redis"] == "down"
@@ -94,5 +94,5 @@ def test_a_demotion_is_told_and_what_is_added_meanwhile_is_shared_later(
         until(lambda: value("gateway_adapter_store_unsent") == 0)
         assert [*second.client().scan_iter("lora:demo:version:*")]
         answer = client.post("/v1/completions", json=body())
-        # The new primary knows of the first request, and not of those that were counted alone.
+        # The new primary has counted the first request, but not those counted without Redis.
         assert (answer.status_code, answer.headers["x-ratelimit-remaining-requests"]) == (200, "1")

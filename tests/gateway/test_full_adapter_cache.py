@@ -1,4 +1,4 @@
-"""More adapters than the engine's cache has room for: who gets what goes idle in it."""
+"""More adapters than the engine's cache can hold: which tenant gets the next free space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.lora_triton import LoraTriton
 from triton_repo.cpu_executor import engine
 
 RANK = 2
-NBYTES = 36_864  # of an adapter of this rank
+NBYTES = 36_864  # size of an adapter of this rank
 SETTINGS: dict[str, Any] = {
     "tokenizer_dir": DEMO_MODEL,
     "model_name": "demo",
@@ -54,7 +54,7 @@ async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
 
         asked = [ask("kf", name) for name in names[:2]]
         await becomes(lambda: triton.running == set(ids[:2]))
-        # The first of these is told that there is no room; the others wait for some at once.
+        # The engine refuses the first of these for lack of space, so the others wait unsent.
         for count in (1, 2, 3):
             asked.append(ask("kf", names[1 + count]))
             await becomes(lambda count=count: room.waiting == set(ids[2 : 2 + count]))
@@ -124,7 +124,7 @@ async def test_where_one_cache_is_too_small_another_replica_is_asked(
     ):
         await becomes(lambda: len(service.adapters.records) == 2)
         await becomes(lambda: all(replica.engine.ready for replica in service.replicas))
-        # The second is for the small one, at the latest: the large one is busy with the first.
+        # At the latest the second request tries the small replica: the large one is busy.
         asked = [
             asyncio.create_task(client.post("/v1/completions", json=body(model=name, max_tokens=2)))
             for name in names

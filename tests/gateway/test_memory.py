@@ -1,4 +1,4 @@
-"""Freed memory that glibc keeps goes back to the system."""
+"""Freed memory that glibc holds is returned to the system."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-# All but every 200th block is freed: glibc gives back by itself only what is free at the end of its
-# heap.
+# The program frees all but every 200th block, as glibc by itself returns only memory at the end of
+# its heap.
 _PROGRAM = """
 import os
 from gateway.memory import trim

@@ -1,4 +1,4 @@
-"""What is wrong around a gateway is said at its start, in a line that names it."""
+"""Errors in the environment of a gateway: the start fails with a line that names the cause."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_tokenizer_folder_that_is_none(
 async def test_what_only_transformers_reads_says_so_where_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the image, which does not have it."""
+    """The error names the package transformers, which the container image does not have."""
     monkeypatch.setitem(sys.modules, "transformers", None)
     (tmp_path / "tokenizer.model").write_text("?")
     with pytest.raises(ConfigurationError, match=r"tokenizer\.model: only transformers can"):

@@ -1,4 +1,4 @@
-"""Stops of one request: told once all that was left is over, by the slowest; never half a time."""
+"""Early stops of a request: reported once, after all have ended, with the slowest one's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds is listed and logged once, what is over is not, whatever else there is."""
+"""Troubles of a gateway: each is listed while it lasts, and logged once, even during a flood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU time that releases of xgrammar take to compile what the gateway accepts.
+"""CPU time of each xgrammar release to compile the guides that the gateway accepts.
 
 `python -m tests.guides.test_costs SEED COUNT` compiles COUNT random guides with each release, for
 vocabularies of 32,000 and 128,000 tokens, and prints the slowest.
@@ -24,7 +24,7 @@ from tests.support.random_guides import random_guide
 from tests.support.xgrammar_wheels import compile_guides, install_release, install_vocabulary
 
 RELEASES = {"0.1.25": "", "0.1.32": "", "0.2.8": "0.2.8"}
-"""The value of GATEWAY_XGRAMMAR_RELEASE for an engine's release."""
+"""Value of GATEWAY_XGRAMMAR_RELEASE by xgrammar release."""
 MAX_CPU_S = {32_000: 0.5, 128_000: 1.5}
 SCHEMAS = Path(__file__).parents[1] / "data" / "schemas"
 STRING = {"type": "string"}
@@ -51,7 +51,7 @@ def _alternatives(parts: list[str]) -> str:
     return "(" + "|".join(parts) + ")"
 
 
-# Each family goes from what is surely accepted to what surely is not.
+# Each family is ordered by size, from certainly accepted to certainly refused.
 FAMILIES: dict[str, list[Guide]] = {
     "integers of zod": [
         _object([{"type": "integer", "minimum": -SAFE, "maximum": SAFE}] * n) for n in (20, 60)
@@ -117,7 +117,7 @@ FAMILIES: dict[str, list[Guide]] = {
 def accepted(
     guides: list[Guide], release: str = "", best_effort: tuple[str, ...] = ()
 ) -> list[Guide]:
-    """Return the guides that are accepted, as an engine is given them."""
+    """Return the accepted guides as they are sent to an engine."""
     checker = Checker(release)
     verdicts = [
         (kind, checker.verdict(kind, text, "xgrammar", best_effort)) for kind, text in guides
@@ -126,7 +126,7 @@ def accepted(
 
 
 def too_slow(release: str, size: int, guides: list[Guide]) -> list[tuple[float, str]]:
-    """Return the guides that take a release more CPU time than allowed, or that it throws on."""
+    """Return the guides that exceed the CPU time limit of a release, or fail in it."""
     vocabulary = (str(install_vocabulary()), str(size))
     found = compile_guides(install_release(release), guides, vocabulary)
     return [
@@ -141,8 +141,9 @@ def too_slow(release: str, size: int, guides: list[Guide]) -> list[tuple[float, 
 @pytest.mark.parametrize("size", MAX_CPU_S)
 def test_the_largest_that_are_accepted_compile_in_time(release: str, size: int) -> None:
     families = list(FAMILIES.values())
-    # What compiles in time for the larger vocabulary does so for the smaller one, and takes four
-    # times as long: each release compiles a third of the families for it.
+    # Guides that compile in time for the larger vocabulary also do for the smaller one. As this
+    # takes four times as long, each release compiles only a third of the families for the larger
+    # one.
     largest = families[list(RELEASES).index(release) :: len(RELEASES)]
     families = largest if size > 32_000 else [each for each in families if each not in largest]
     guides = [guide for each in families for guide in accepted(each, RELEASES[release])[-1:]]
@@ -153,7 +154,7 @@ def test_the_largest_that_are_accepted_compile_in_time(release: str, size: int) 
 @pytest.mark.parametrize("release", ["0.1.18", "0.1.25"])
 def test_a_release_that_is_set_compiles_what_is_accepted_for_it(release: str) -> None:
     guides = [guide for family in FAMILIES.values() for guide in accepted(family, release)[-1:]]
-    # Releases before 0.1.20 throw on bounds of more than 32 bits.
+    # Releases before 0.1.20 fail on repetition bounds of more than 32 bits.
     assert too_slow(release, 32_000, guides) == []
 
 
@@ -175,7 +176,7 @@ RANDOM_GUIDES = 120
 
 
 def accepted_random(draw: random.Random, count: int, release: str = "") -> list[Guide]:
-    """Return what is accepted of random guides; schemas are best effort."""
+    """Return the accepted ones of `count` random guides. Schemas are best effort."""
     checker = Checker(release)
     found = []
     for _ in range(count):
@@ -187,7 +188,7 @@ def accepted_random(draw: random.Random, count: int, release: str = "") -> list[
 
 
 def _written_by_programs() -> list[tuple[str, str, list[str]]]:
-    """Return schemas with names, and where they are best effort."""
+    """Return schemas with names, and the paths where they are best effort."""
     found = []
     for program in ("pydantic", "zod"):
         schemas = json.loads((SCHEMAS / f"{program}.json").read_text(encoding="utf-8"))
@@ -260,7 +261,7 @@ def test_wide_open_repetitions_in_a_row_are_refused_and_others_are_served() -> N
         assert checker.verdict("regex", text, "xgrammar").refusal is None, text
     for text in (".{3,}" * 7, "(.{3,}){7}", "[^a]{2,}" * 12):
         assert checker.verdict("regex", text, "xgrammar").refusal is not None, text
-    # 0.1.25 compiles them in a third of the time.
+    # xgrammar 0.1.25 compiles these in a third of the time.
     assert Checker("0.1.25").verdict("regex", ".{3,}" * 7, "xgrammar").refusal is None
 
 

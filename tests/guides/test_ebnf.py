@@ -1,4 +1,4 @@
-"""xgrammar's EBNF as guides are read, judged by what llguidance then accepts."""
+"""xgrammar's EBNF as the gateway parses it, checked by what llguidance then accepts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ repetitions = st.sampled_from(("?", "*", "+", "{1,}")) | bounds.map(lambda b: f"
 
 
 def _twice(text: str) -> tuple[str, str]:
-    """The same thing in EBNF and as a regular expression of Python."""
+    """Return the text in EBNF and as a Python regex."""
     return f'"{text}"', re.escape(text)
 
 
@@ -160,7 +160,7 @@ def test_a_grammar_without_recursion_is_a_regular_expression(
     ebnf = "root ::= " + " ".join(f"rule-{i}{times}" for i, (_, times) in enumerate(rules))
     ebnf += "".join(f"\nrule-{i} ::= {body}" for i, ((body, _), _) in enumerate(rules))
     regex = "".join(f"(?:{body}){times}" for (_, body), times in rules)
-    # Of a longer text, llguidance gives up where a repetition within one is ambiguous.
+    # llguidance gives up on longer texts if a nested repetition is ambiguous.
     matching = st.from_regex(regex, fullmatch=True, alphabet=ALPHABET + "x")
     text = data.draw(matching.filter(lambda text: len(text) <= 40) | st.text(letters, max_size=6))
     expected = re.fullmatch(regex, text) is not None

@@ -1,4 +1,4 @@
-"""Expressions rewritten for xgrammar match the same texts."""
+"""Regexes rewritten for xgrammar match the same texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings of a limited length: what is sent for them, and what releases of xgrammar make of it."""
+"""Strings with length limits: the guide sent for them, and the behaviour of xgrammar releases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.xgrammar_wheels import install_release, match_answers
 
 PATTERNS = [form for form in get_args(Form) if form != "keywords"]
 SET = {"0.1.18": "0.1.18", "0.1.25": "", "0.1.32": "", "0.2.8": "0.2.8"}
-"""The setting with which a release is used."""
+"""Value of GATEWAY_XGRAMMAR_RELEASE by xgrammar release."""
 
 
 def _written(schema: dict[str, Any], release: str = "") -> Any:
@@ -66,7 +66,7 @@ def test_patterns_of_lengths_replace_keywords_wherever_a_string_stands() -> None
     assert written["$defs"]["b"]["prefixItems"] == [
         {"type": "string", "pattern": length_pattern(3, 3, "blocks")}
     ]
-    # A minimum alone, and a release that compiles keywords in less time, have no need of one.
+    # No pattern is written for a minimum alone, nor for a release that compiles lengths faster.
     least = {"type": "string", "minLength": 3}
     assert _written(least) == least
     assert _written(text, "0.1.25") == text
@@ -85,7 +85,7 @@ def test_each_release_accepts_the_lengths_between_the_bounds(release: str) -> No
         schema = {"type": "string", "minLength": least, "maxLength": most}
         text = json.dumps(_written(schema, SET[release]))
         lengths = sorted({0, least, (least + most) // 2, most, most + 1, least - 1, most + 33})
-        # A character counts as one, whatever the number of its bytes.
+        # A character counts as one, regardless of its number of bytes.
         answers = [(size, each * size) for size in lengths if size >= 0 for each in "xé界😀"]
         guides.append(("json_schema", text, [f'"{answer}"' for _, answer in answers]))
         expected.append([least <= size <= most for size, _ in answers])
@@ -97,7 +97,7 @@ def test_each_release_accepts_the_lengths_between_the_bounds(release: str) -> No
 def test_strings_of_a_limited_length_are_valid_json(release: str) -> None:
     text = json.dumps(_written({"type": "string", "maxLength": 40}, SET[release]))
     answers = {'"plain / text"': True, '"a\tb"': False, '"a\x01"': False, '"a\nb"': False}
-    # xgrammar counts no escapes.
+    # xgrammar does not count escapes, so strings with escapes are refused.
     answers |= {r'"a\nb"': False, r'"a\"b"': False, '"a"b"': False, "'a'": False, '"': False}
     found = match_answers(install_release(release), [("json_schema", text, list(answers))])
     assert found == [list(answers.values())]
@@ -106,6 +106,6 @@ def test_strings_of_a_limited_length_are_valid_json(release: str) -> None:
 @pytest.mark.parametrize("release", ["", "0.1.25", "0.2.8"])
 @pytest.mark.parametrize("keyword", ["minLength", "maxLength", "minItems", "minimum"])
 def test_numbers_too_large_for_a_float_do_not_end_the_process(keyword: str, release: str) -> None:
-    """The process compiles the guides of all tenants."""
+    """Check huge numbers, since one process compiles the guides of all tenants."""
     for value in (10**200, 10**400):
         Checker(release).verdict("json_schema", json.dumps({keyword: value}), "xgrammar")

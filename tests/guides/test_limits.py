@@ -1,4 +1,4 @@
-"""What is refused before an engine compiles it: by its size, and what xgrammar throws on."""
+"""Guides refused before an engine compiles them: too large, or known to fail in xgrammar."""
 
 from __future__ import annotations
 

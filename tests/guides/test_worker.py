@@ -1,4 +1,4 @@
-"""The process that guides are compiled in, as the gateway speaks with it."""
+"""The worker process that compiles guides, and the gateway's protocol with it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_each_guide_has_an_answer_and_the_process_its_bounds() -> None:
         cpu, _ = worker.rlimit(psutil.RLIMIT_CPU)
         memory, _ = worker.rlimit(psutil.RLIMIT_AS)
         process.stdin.close()
-        assert process.wait(60) == 0  # nobody asks any more
+        assert process.wait(60) == 0  # stdin is closed
     assert [verdict[0] is None for verdict, _ in answers] == [True, False, True]
     assert [verdict[1] for verdict, _ in answers] == ["a+", "(", '{"const":"é😀"}']
     assert all(2**20 < size < 100 * 2**20 for _, size in answers)
-    # Of all its life so far, this much more.
+    # The CPU limit counts from the process' start: time used so far plus CPU_S.
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     assert CPU_S < cpu <= used + CPU_S + 1
     assert memory == 1 << 30

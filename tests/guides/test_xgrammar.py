@@ -21,7 +21,7 @@ from tests.support.xgrammar_wheels import RELEASES, compile_guides, install_rele
 pytestmark = pytest.mark.slow
 
 IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
-DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # pydantic's
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # pydantic's pattern
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -31,7 +31,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 
 def compiled(folder: Path, guides: list[tuple[str, str]]) -> list[str | None]:
-    """Return why the release throws on each guide, None if it compiles."""
+    """Return each guide's error in the release, or None if it compiles."""
     return [why for why, _ in compile_guides(folder, guides)]
 
 
@@ -50,7 +50,7 @@ ACCEPTED: list[tuple[Kind, Any]] = [
     ("ebnf_grammar", 'root ::= "a" |\n# end'),
     ("ebnf_grammar", 'root ::= # start\n "a"\n | x\n [b]? # end\nx ::=\n "c"'),
 ]
-# Releases up to 0.1.18 overflow the stack on these: the gateway rewrites them.
+# Releases up to 0.1.18 overflow the stack on these guides. The gateway rewrites them.
 OVERFLOWING: list[tuple[Kind, str]] = [
     *[("regex", text) for text in ("b(a?)*a", "(a?)*a", "b(a*){2,}", "b(a?|c{0,2})+", "b()*a")],
     ("json_schema", '{"type": "string", "pattern": "^(a?)*b$"}'),
@@ -60,7 +60,7 @@ OVERFLOWING: list[tuple[Kind, str]] = [
     ("ebnf_grammar", 'root ::= "b" x* "a"\nx ::= ""'),
     ("ebnf_grammar", 'root ::= "b" x* "a"\nx ::= y y\ny ::= "c"?'),
 ]
-# They overflow the stack on these, too: the gateway refuses them.
+# Releases up to 0.1.18 overflow the stack on these guides too. The gateway refuses them.
 RECURSIVE: list[tuple[Kind, str]] = [
     ("ebnf_grammar", 'root ::= root "a" | "b"'),
     ("ebnf_grammar", 'root ::= "b" x\nx ::= y x "c" | "d"\ny ::= "e"?'),
@@ -70,13 +70,13 @@ RECURSIVE: list[tuple[Kind, str]] = [
         '"properties": {"x": {"$ref": "#/$defs/a"}}}',
     ),
 ]
-# All releases throw on these, and the gateway refuses them.
+# All releases fail on these guides. The gateway refuses them.
 THROWN: list[tuple[Kind, str]] = [
     *[("regex", text) for text in ("a**", "(?=a)b", "(?!a)b", r"\bword\b", "[a--b]", "(", "[a")],
     ("ebnf_grammar", "root ::= x"),
     ("ebnf_grammar", 'root ::= ("a"'),
 ]
-# Releases up to 0.1.25 throw on these: the gateway rewrites them.
+# Releases up to 0.1.25 fail on these guides. The gateway rewrites them.
 REWRITTEN: list[tuple[Kind, str]] = [
     *[("regex", text) for text in ("(|a)b", "a|", "|a", "(a||b)", "(^|a)b", "(a|$)", "[]a]")],
     ("ebnf_grammar", 'root ::= ("a" | ) "b"'),
@@ -160,7 +160,7 @@ SIGNS = ("", "", "?", "*", "+", "{2,}", "{0,2}", "{2}", "{0,}", "{0}")
 
 
 def _random_guide(draw: random.Random, kind: Kind, depth: int) -> str:
-    """Return a random expression, or the body of a rule, in which most parts may be empty."""
+    """Return a random regex, or a grammar rule's body. Most of its parts may be empty."""
     choice = draw.random()
     if depth == 0 or choice < 0.4:
         characters = ("a", "b", "()", "[ab]")

@@ -1,4 +1,4 @@
-"""A Redis of its own for each test."""
+"""A `RedisTier` fixture over a separate redis-server per test."""
 
 from __future__ import annotations
 

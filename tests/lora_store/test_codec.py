@@ -1,4 +1,4 @@
-"""The binary form: nothing that was damaged is ever taken for weights."""
+"""The binary format of an adapter version: damaged bytes are never accepted as weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The durable tier, with real files, processes and kills."""
+"""The adapter store's disk tier, tested with real files, several processes and killed writers."""
 
 from __future__ import annotations
 
@@ -171,7 +171,8 @@ def test_a_killed_writer_leaves_no_version_and_its_leftover_goes(tmp_path: Path)
     assert disk.digests() == set()
     (leftover,) = root.rglob("*.tmp")
     os.utime(leftover, (1, 1))
-    # What else lies there is another's: keepers make folders of such names.
+    # Temporary entries outside the disk tier's own folders must stay: a PEFT keeper may be using
+    # them.
     other = root / "demo" / "peft" / ".x.y.tmp"
     other.mkdir(parents=True)
     os.utime(other, (1, 1))

@@ -1,4 +1,7 @@
-"""A change that fails at any of its steps happened everywhere or nowhere, as its answer says."""
+"""Adapter changes with an error injected at each disk or Redis step.
+
+A change that returns is seen by every gateway. A change that raises is seen by none.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ Change = Callable[[StoreGateway], Awaitable[object]]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`versions` are the contents that `zh` has before `make`; `after` is the one it stands for."""
+    """A change to the adapter name `zh`, which `make` carries out.
+
+    `versions` are the content numbers that `zh` has before the change. `after` is the content
+    number that `zh` serves after it, or None if `zh` is then removed.
+    """
 
     versions: tuple[int, ...]
     make: Change
@@ -54,7 +61,11 @@ CASES = {
 
 
 class Steps:
-    """Counts steps while it is armed, and fails those from `first` on: all, or that one alone."""
+    """A counter of I/O steps that makes some of them fail.
+
+    Steps count only inside `failing`. Step number `first` fails; if `lasting`, all later steps fail
+    too.
+    """
 
     def __init__(self) -> None:
         self._armed = False
@@ -64,7 +75,7 @@ class Steps:
 
     @property
     def reached(self) -> bool:
-        """Whether any step failed."""
+        """Return True if any step failed."""
         return self._seen > self._first
 
     @contextlib.contextmanager
@@ -76,7 +87,7 @@ class Steps:
             self._armed = False
 
     def fails(self) -> bool:
-        """Whether the step that comes now does."""
+        """Count one step, and return True if this step has to fail."""
         if not self._armed:
             return False
         number = self._seen
@@ -85,7 +96,10 @@ class Steps:
 
 
 class DiskSteps(Steps):
-    """Opens, renames and removals below a folder, those for reading too; of paths that end so."""
+    """Fault injection for file system calls on paths below `folder` that end with `ending`.
+
+    Each open (also for reading), rename, removal, mkdir, utime and scandir is one step.
+    """
 
     _ERROR = errno.ENOSPC
     _EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.utime", "os.scandir"})
@@ -94,8 +108,9 @@ class DiskSteps(Steps):
         super().__init__()
         self._folder = str(folder)
         self._ending = ending
-        # What it raises ends the call. It stays for the life of the process, and passes all by
-        # that is not armed.
+        # Python cannot remove an audit hook, so the hook stays until the process ends. It ignores
+        # every call while it is not armed. An exception that the hook raises makes the audited call
+        # fail.
         sys.addaudithook(self._look)
 
     def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -110,7 +125,7 @@ class DiskSteps(Steps):
 
 
 class ReadOnlyDisk(DiskSteps):
-    """What would write fails, as where the kernel has mounted the disk anew, for reading alone."""
+    """A disk that was remounted read-only: each step that would write fails, each read succeeds."""
 
     _ERROR = errno.EROFS
 
@@ -122,7 +137,11 @@ class ReadOnlyDisk(DiskSteps):
 
 
 class RedisSteps(Steps):
-    """Commands of one store, which lose their connection before Redis has them or after."""
+    """Connection losses in the Redis commands of one store.
+
+    Each command is a step. If `done`, the connection breaks after Redis has executed the command,
+    otherwise before. A non-empty `only` names the one command that can fail.
+    """
 
     def __init__(self, store: TieredStore, *, done: bool, only: str = "") -> None:
         super().__init__()
@@ -139,7 +158,7 @@ class RedisSteps(Steps):
         tier._use = failing  # type: ignore[method-assign]
 
     def _wrap(self, client: Any, *, done: bool, only: str) -> None:
-        """Have the commands of a client fail, and of those that it makes for one connection."""
+        """Make commands of `client` and of its single-connection clients fail."""
         if "execute_command" in vars(client):
             return
         execute, make = client.execute_command, client.client
@@ -163,7 +182,7 @@ class RedisSteps(Steps):
 
 @pytest.fixture(autouse=True)
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions are copied soon after it failed."""
+    """Shorten the retry interval of the store, so that failed copies are retried soon."""
     monkeypatch.setattr(tiered, "_RETRY_S", 0.05)
 
 
@@ -180,7 +199,10 @@ async def _check(
     first: int,
     lasting: bool,
 ) -> bool:
-    """One change whose step number `first` fails; whether it has so many."""
+    """Make one change whose step number `first` fails, and check what every gateway serves then.
+
+    Return True if the change had that many steps, which means that a step did fail.
+    """
     async with (
         gateway(root / "a", server, poll_s=POLL_S) as one,
         gateway(root / "b", server, poll_s=POLL_S) as other,
@@ -195,12 +217,14 @@ async def _check(
                 await case.make(one)
                 expected = _served(case.after)
             except ChangeUnknown:
-                raise  # a single fault leaves no doubt
+                # ChangeUnknown needs two faults: the outcome of a single fault is always known
+                raise
             except StoreError:
                 expected = _served(case.before)
             assert one.serves("zh") == expected
         if server is not None:
-            # Each has seen all that the other had to tell when it sees what came later.
+            # Check that each gateway has seen all earlier changes of the other one. Changes are
+            # seen in order, so a gateway that serves the later name has seen them.
             await other.add("from-other", 4)
             await becomes(lambda: one.serves("from-other"))
             await becomes(lambda: not one.store.stats.unwritten)
@@ -283,7 +307,8 @@ async def test_on_a_full_disk_others_changes_are_seen_and_own_ones_made(
             with pytest.raises(StoreError, match="File too large"):
                 await one.add("ko", 3)
             assert one.serves("ko") is None
-            # Nothing but memory has the removal now.
+            # Now only the memory of the gateways has the removal: the disk is full and Redis is
+            # empty.
             at_redis.flushall()
             await becomes(lambda: at_redis.hexists("lora:names", "zh"))
         await becomes(lambda: not one.store.stats.unwritten and not other.store.stats.unwritten)
@@ -310,7 +335,8 @@ async def test_on_a_read_only_disk_others_changes_are_seen_and_own_ones_made(
             assert await other.holds(3)
             await other.registry.remove("ja")
             await becomes(lambda: one.serves("ja") is None)
-            # A record of its own is bad besides, and cannot be moved away.
+            # Additionally damage the record of `zh` on the gateway's own read-only disk, where the
+            # gateway cannot move the damaged file to the quarantine.
             os.link(tmp_path / "b" / "names" / "zh.json", tmp_path / "same")
             (tmp_path / "same").write_bytes(b"{")
             await one.registry.rollback("zh")
@@ -330,7 +356,8 @@ async def test_the_disk_is_tried_again_though_nothing_changes(
         await one.add("zh", 1)
         with DiskSteps(tmp_path, ".tmp").failing(0, lasting=True):
             await one.registry.remove("zh")
-            # A folder that changed within the last second would be looked at anyway.
+            # Make the folder look old. The store reads a folder that changed within the last second
+            # again anyway.
             os.utime(tmp_path / "names", (1, 1))
             looks = one.store.stats.syncs
             await becomes(lambda: one.store.stats.syncs > looks + 3)
@@ -340,7 +367,10 @@ async def test_the_disk_is_tried_again_though_nothing_changes(
 
 
 def test_a_change_follows_what_redis_took_and_the_disk_did_not(tmp_path: Path) -> None:
-    """And Redis is away by now."""
+    """A change is based on the last revision that Redis stored, even if the disk lacks it.
+
+    Redis is unavailable by the time of the change.
+    """
     disk = Disk(tmp_path)
     disk.put_record(record())
     removed = dataclasses.replace(record(), revision=2, served="", versions=())

@@ -1,4 +1,4 @@
-"""One at a time holds a folder's lock; whoever ends gives it back; no folder, no lock."""
+"""The file lock of a folder: one holder at a time, and released when the holder's process ends."""
 
 from __future__ import annotations
 

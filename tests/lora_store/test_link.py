@@ -1,4 +1,4 @@
-"""Who asks a Redis that is silent."""
+"""Calls to a silent Redis through `Link`."""
 
 from __future__ import annotations
 

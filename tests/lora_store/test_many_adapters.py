@@ -1,4 +1,4 @@
-"""A start with many adapters: only what Redis lacks is sent, and nothing to one that is full."""
+"""Startup of a gateway with 500 adapters, which sends only what Redis lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONG_AGO_NS = 10**18
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
-    """One with all adapters, which nobody has written to for long."""
+    """Return a disk tier that stores all adapters and was last written to long ago."""
     disk = Disk(tmp_path)
     for number in range(1, _ADAPTERS + 1):
         disk.put(content(number))
@@ -44,7 +44,7 @@ def _versions(at_redis: redis.Redis) -> int:
 
 
 def _is_level(one: StoreGateway) -> bool:
-    """Return True if the first upkeep has sent Redis what is missing, or found that it cannot."""
+    """Return True if the first upkeep has finished: it sent what Redis lacks, or Redis was full."""
     return not one.store._redis_started_over
 
 
@@ -55,7 +55,8 @@ async def test_a_start_sends_what_redis_lacks_alone(
         await becomes(lambda: _is_level(one) and _versions(at_redis) == _ADAPTERS)
     assert at_redis.hlen("lora:names") == _ADAPTERS + 2
     stored = sum([len(content(n).weights) for n in range(1, _ADAPTERS + 1)])
-    # Each of these differs: a version is gone, one has another form, and a record is older.
+    # Make three differences: one version is missing, one is unreadable, and one record is older in
+    # Redis.
     at_redis.delete(f"lora:version:{content(7).digest}")
     at_redis.set(f"lora:version:{content(8).digest}", "what nobody can read")
     disk.put_record(replace(record("a9", 9), revision=2, updated=2.0))
@@ -65,7 +66,8 @@ async def test_a_start_sends_what_redis_lacks_alone(
         assert one.store.stats.refilled == 2
         assert one.store.stats.unsent == 0
     assert _versions(at_redis) == _ADAPTERS
-    # Of each version a claim, a chunk and the description; of the record one script.
+    # Each of the two versions takes three SETs: a claim, a chunk and the description. The record
+    # takes one script call.
     assert (_calls(at_redis, "set"), _calls(at_redis, "eval")) == (6, 1)
     stats = at_redis.info("stats")
     assert stats["total_net_input_bytes"] < stored / 10
@@ -79,7 +81,7 @@ async def test_a_full_redis_is_sent_nothing_until_it_has_room(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is read from the disk for it, and what it has is not compared again and again."""
+    """The store reads nothing from the disk and compares contents once while Redis is full."""
     monkeypatch.setattr(tiered_module, "_RETRY_S", 3600.0)
     at_redis.config_set("maxmemory", 1)
     async with gateway(tmp_path, redis_server, poll_s=0.01) as one:
@@ -104,7 +106,7 @@ async def test_a_full_redis_is_sent_nothing_until_it_has_room(
 async def test_a_redis_that_drops_what_is_old_is_filled_and_no_more(
     disk: Disk, redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    """Else each start would send all, and drop what the start before has sent."""
+    """An evicting Redis is filled, but nothing is evicted: the next start would send it again."""
     at_redis.config_set("maxmemory-policy", "allkeys-lru")
     at_redis.config_set("maxmemory", at_redis.info("memory")["used_memory"] + 4 * 2**20)
     for _ in range(2):

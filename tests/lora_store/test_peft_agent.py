@@ -1,4 +1,4 @@
-"""The agent beside a Triton, a real Redis between it and gateways that come and go."""
+"""The PEFT agent beside a Triton server, tested with a real Redis and gateways that come and go."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ async def test_it_holds_what_names_name_and_lets_go_by_agreement(
             await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
             [held] = told.agents().values()
             assert (held.replicas, held.path) == ((REPLICA,), str(disk))
-            # Their room is wanted. One is withdrawn, and stays for a gateway that has not seen it.
+            # Two new adapters need disk space. The agent withdraws one old version, but leaves its
+            # files until every gateway has seen the withdrawal.
             told.beat()
             await gateway.registry.remove("zh")
             await _add(gateway, "ja", linear_content(3))
@@ -74,8 +75,8 @@ async def test_it_holds_what_names_name_and_lets_go_by_agreement(
             [second] = told.holds()
             [first] = {_digest(1), _digest(2)} - {second}
             assert _on_disk(disk) == {first, second}
-            # A gateway runs something with the other: it is withdrawn, and not removed, as long as
-            # that runs.
+            # Meanwhile a gateway still runs a request with the second version. The agent withdraws
+            # that version, and must not remove it before the request ends.
             in_use = {second: frozenset({REPLICA}), first: frozenset({"other:8001"})}
 
             def one_has_gone() -> bool:
@@ -94,7 +95,7 @@ async def test_it_holds_what_names_name_and_lets_go_by_agreement(
 
 
 async def test_it_takes_renewed_certificates(tmp_path: Path, redis_server: RedisServer) -> None:
-    """redis-py reads copies of them."""
+    """The agent updates the in-memory copy of a renewed certificate, which redis-py reads."""
     authority = Authority(tmp_path, "authority")
     pairs = [authority.issue("one"), authority.issue("two")]
     cert, key = tmp_path / "cert", tmp_path / "key"
@@ -116,7 +117,10 @@ async def test_it_takes_renewed_certificates(tmp_path: Path, redis_server: Redis
 async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
     tmp_path: Path, redis_server: RedisServer, told: AgentNotices
 ) -> None:
-    """Until its grace is over: then what it ran has ended, wherever it is."""
+    """The agent assumes that a silent gateway still uses its last reported versions, for `grace_s`.
+
+    After the grace period each request of that gateway has ended, on every replica.
+    """
     disk = tmp_path / "disk"
     settings = redis_server.settings()
     async with store_gateway(tmp_path / "a", settings) as gateway:
@@ -128,10 +132,11 @@ async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
             await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
             await gateway.registry.remove("zh")
             await _add(gateway, "ko", linear_content(3))
-            # Its room is wanted, and it is withdrawn for that.
+            # The new version needs space, so the agent withdraws the version that no name uses now.
             await becomes(lambda: told.holds() == {_digest(2)})
             told.beat("another")
-            # It looks again, and does what it can: what fits beside the one that is still there.
+            # Removal has to wait for the silent gateway. Meanwhile a version that fits is still
+            # written.
             await _add(gateway, "mi", SMALL)
             await becomes(lambda: told.holds() == {_digest(2), SMALL.digest})
             assert _on_disk(disk) == {_digest(1), _digest(2), SMALL.digest}
@@ -148,7 +153,7 @@ async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
 async def test_a_gateway_that_cannot_be_read_may_name_everything(
     tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
-    """Of another release, say. Nothing is removed as long as it tells something."""
+    """The agent removes nothing while it cannot parse the reports of a newer gateway."""
     disk = tmp_path / "disk"
     settings = redis_server.settings()
     async with store_gateway(tmp_path / "a", settings) as gateway:
@@ -170,7 +175,7 @@ async def test_a_gateway_that_cannot_be_read_may_name_everything(
                 return not told.holds()
 
             await becomes(withdrawn)
-            # The grace of whoever is silent is over twice.
+            # Twice the grace period of a silent gateway
             ends = time.monotonic() + 4.0
 
             def long_ago() -> bool:
@@ -199,7 +204,7 @@ async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
         with running_agent(disk, settings, REPLICA, max_bytes=3 * SIZE):
             await becomes(lambda: told.holds() == everything)
             at_redis.flushall()
-            # It tells of itself again, and gateways fill in the rest.
+            # The agent reports again, and the gateways write names and versions to Redis again.
             await becomes(lambda: told.holds() == everything)
             told.notices.put_base(BASE)
             assert _on_disk(disk) == everything
@@ -214,7 +219,10 @@ async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
 async def test_names_that_come_back_one_by_one_cost_the_others_nothing(
     tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
-    """Redis has lost all, and who is there first knows other names alone."""
+    """Redis has lost all names, and the first gateway that comes back knows none of the old ones.
+
+    The agent must not remove versions of the names that have not come back yet.
+    """
     disk = tmp_path / "disk"
     settings = redis_server.settings()
     smaller = linear_content(98, rank=1)
@@ -227,7 +235,8 @@ async def test_names_that_come_back_one_by_one_cost_the_others_nothing(
         at_redis.flushall()
         told.notices.put_base(BASE)
         async with store_gateway(tmp_path / "b", settings) as gateway:
-            # There is no room for it but theirs; what is small tells that the agent has looked.
+            # The large version would only fit in place of an old one. The two small ones, which fit
+            # beside them, show that the agent has processed the new names.
             await _add(gateway, "b", linear_content(3))
             for name, small in (("mi", SMALL), ("mini", smaller)):
                 await _add(gateway, name, small)
@@ -270,7 +279,7 @@ async def test_a_corrupt_copy_in_redis_is_never_written(
 async def test_killed_at_any_moment_it_goes_on_where_it_was(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """The command itself: each time what is there is whole, and within its bound."""
+    """Kill the agent command at random moments: its folders stay complete and within the limit."""
     settings = RedisSettings(redis_server.url, prefix="lora:demo", timeout_s=30.0)
     told = AgentNotices(settings)
     told.notices.put_base(BASE)
@@ -288,7 +297,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(
             before = {held.boot for held in told.agents().values()}
             agent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
             try:
-                # Somewhere in the midst of what it does, but for the last time.
+                # Kill the first two agents in the middle of writing. Let only the last one finish.
                 await becomes(lambda wanted=wanted: len(_on_disk(disk)) >= wanted)
                 time.sleep(chance.random() / 100)
                 if wanted == 10:
@@ -299,7 +308,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(
                             len(held.holds) == 10 and held.boot not in before for held in found
                         )
 
-                    # The one before it may have come as far.
+                    # Also check `boot`: the killed agent may have reported ten versions already.
                     await becomes(holds_all)
                     agent.terminate()
                     assert agent.wait() == 0
@@ -314,6 +323,6 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(
                 weights = (disk / digest / "adapter_model.safetensors").read_bytes()
                 assert weights == b"".join(peft_files(content, BASE).weights())
     assert not [path for path in disk.iterdir() if path.name.startswith(".") and path.is_dir()]
-    # The latest are those that are held.
+    # Only ten fit: the versions added last.
     assert told.holds() == {content.digest for content in contents[4:]}
     told.notices.close()

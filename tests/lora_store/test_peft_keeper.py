@@ -1,4 +1,4 @@
-"""Folders that an engine reads: whole or not there, within their bound, removed by agreement."""
+"""Adapter folders for an engine: complete or absent, within `max_bytes`, not removed in use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZE = peft_files(linear_content(0), BASE).nbytes
 
 
 class World:
-    """A keeper over a real folder, with a clock and gateways of the test's own."""
+    """A `PeftDiskManager` over a real folder, with a clock and gateways that the test controls."""
 
     def __init__(self, root: Path, max_bytes: int | None = None) -> None:
         self.now = 0.0
@@ -68,7 +68,7 @@ class World:
         pytest.fail("it never comes to rest")
 
     def holds(self, *numbers: int) -> bool:
-        """These alone, on the disk and as told, and each is what it should be."""
+        """Return True if exactly these versions are stored, readable and reported as available."""
         digests = {DIGESTS[n] for n in numbers}
         for digest in digests:
             assert convert(read(self.root / digest), BASE).digest != ""
@@ -102,7 +102,7 @@ def test_it_goes_when_its_grace_is_over_and_nobody_runs_anything_with_it(tmp_pat
     assert world.holds(0, 1)
     world.now = GRACE_S + 1
     world.settle(0)
-    # Told as not held, and still there for who is under way.
+    # The version is reported as unavailable, but its files stay for the request that still uses it.
     assert world.keeper.available == {DIGESTS[0]}
     assert DIGESTS[1] in world.folders.list_versions()
     world.used = set()
@@ -155,7 +155,8 @@ def test_the_bound_holds_at_every_moment_and_the_most_wanted_are_held(tmp_path: 
     assert world.holds(0, 1, 2)
     assert world.keeper.lacks.keys() == {DIGESTS[3], DIGESTS[4]}
     assert set(world.keeper.lacks.values()) == {f"it does not fit into {3.5 * SIZE:g} bytes"}
-    # A new one comes first: the least wanted goes, at once, as soon as nothing runs with it.
+    # The newest version has precedence: the least wanted one is withdrawn at once, and removed when
+    # no request uses it any more.
     world.used = {DIGESTS[2]}
     world.settle(5, 0, 1, 2, 3, 4)
     assert world.keeper.available == {DIGESTS[0], DIGESTS[1]}
@@ -231,11 +232,11 @@ def test_a_full_disk_is_tried_ever_more_seldom(tmp_path: Path) -> None:
     with full_disk(400):
         for world.now in range(300):
             world.keeper.act(wanted, counted, BASE, world.unused)
-    assert len(tried) <= 12  # of nine that are missing
+    assert len(tried) <= 12  # of nine missing versions
     gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
     assert gaps == sorted(gaps)
     assert gaps[-1] == 60
-    # It is found in time that there is room again, and then nothing waits.
+    # The next attempt, at most 60 s later, finds free space, and all missing versions are written.
     world.now += 60
     world.settle(*range(10))
     assert world.holds(*range(10))
@@ -268,7 +269,7 @@ def test_rows_of_zeros_for_another_runtime_are_nothing_that_the_engine_lacks(
         name: convert(read(write_peft(tmp_path / name, tensors)), BASE)
         for name, tensors in (("qv", qv_tensors()), ("qkv", trains_k))
     }
-    # Both have a row for k, one of them of zeros.
+    # Both adapters have a LoRA row for k; that of `qv` is all zeros.
     assert {each.module for each in contents["qv"].modules} == {"attn_q", "attn_k", "attn_v"}
     qv, qkv = list_wanted(
         [_record("qv", 2.0, contents["qv"]), _record("qkv", 1.0, contents["qkv"])]
@@ -308,7 +309,8 @@ def test_what_has_no_peft_form_is_told_and_takes_no_room(tmp_path: Path) -> None
         pass
     assert world.holds(0, 1)
     assert "attn_q of layer 0" in world.keeper.refused[strange.digest]
-    # Nothing is told of what no name names any more; named again, it is looked at again.
+    # The refusal of a version is dropped when no name uses the version. If a name uses it again,
+    # the keeper checks it again.
     before = world.keeper.revision
     world.settle(0, 1)
     assert world.keeper.refused == {}
@@ -330,7 +332,10 @@ def test_folders_that_somebody_took_away_come_back(tmp_path: Path) -> None:
 
 
 def _record(name: str, updated: float, *contents: int | Converted) -> Record:
-    """The last of `contents` is served; a number is when that one was made."""
+    """Return the record of a name whose last content is served.
+
+    A content given as a number n is version n of `CONTENTS`, created at time n.
+    """
     versions = tuple(
         Version.of(CONTENTS[DIGESTS[each]], "demo", float(each), "test", each + 1)
         if isinstance(each, int)
@@ -348,8 +353,10 @@ def _record(name: str, updated: float, *contents: int | Converted) -> Record:
 
 
 def test_fused_layers_are_taken_apart_as_they_were_laid_out(tmp_path: Path) -> None:
-    """The base tells the tp_size of no engine any more; other names may stand for the content
-    that do not say it."""
+    """Split fused layers by the tp_size that the version was converted with.
+
+    The base model no longer says the engine's tp_size, and an older record of the content lacks it.
+    """
     data = Path(__file__).parents[1] / "data" / "lora"
     base = read_base_model(data / "base-phi3", (), dtype="float16")
     one, two = (
@@ -357,7 +364,7 @@ def test_fused_layers_are_taken_apart_as_they_were_laid_out(tmp_path: Path) -> N
     )
     records = [_record("old", 2.0, replace(two, tp_size=None)), _record("new", 1.0, two)]
     keeper = World(tmp_path).keeper
-    # A store keeps the tensors alone.
+    # `fetch` returns no tp_size, as a store stores only the tensors.
     while keeper.act(list_wanted(records), lambda _: replace(two, tp_size=None), base, None):
         pass
     files = peft_files(one, base)

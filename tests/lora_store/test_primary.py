@@ -1,4 +1,4 @@
-"""Errors that mean that Redis cannot be used, and the client that is dropped then."""
+"""Redis errors that mean "unavailable", and the client that `Primary` drops after such an error."""
 
 from __future__ import annotations
 
@@ -77,14 +77,18 @@ def test_who_only_reads_notices_a_demotion(moved: MovedRedis, primary: Primary) 
 
 
 def test_a_connection_that_is_not_used_is_asked_too(moved: MovedRedis, primary: Primary) -> None:
-    """The pool gives out the one that was used last, which leads to the new primary here."""
+    """An idle pooled connection to the old primary is checked too.
+
+    The pool hands out the connection used last, which leads to the new primary in this test.
+    """
     with primary.use() as client:
         to_old = client.client()
         assert to_old.get("a") is None
         old = moved.move()
         first, last = client.client(), client.client()
         assert port_of(first) == port_of(last) == moved.primary().port
-        # In the middle: to take all and to give them back turns their order round.
+        # Put the old connection in the middle of the pool. A check that takes and returns every
+        # connection reverses their order, so the first and the last would change with each check.
         for each in (first, to_old, last):
             each.close()
     until(lambda: is_refused(primary))
@@ -92,7 +96,7 @@ def test_a_connection_that_is_not_used_is_asked_too(moved: MovedRedis, primary: 
 
 
 def test_a_write_is_refused_and_the_next_one_taken(moved: MovedRedis, primary: Primary) -> None:
-    """Within a script, too, where releases word the error differently."""
+    """A write inside a script is refused, too, where Redis releases word the error differently."""
     script = "return redis.call('SET', KEYS[1], ARGV[1])"
     with primary.use() as client:
         client.eval(script, 1, "a", "1")
@@ -137,7 +141,7 @@ def test_all_who_meet_one_demotion_connect_anew_once(moved: MovedRedis, primary:
     with ThreadPoolExecutor(THREADS) as threads:
         tasks = [threads.submit(write, number) for number in range(THREADS)]
         ends = [str(task.exception()) for task in tasks]
-    # A connection that is made meanwhile reaches the new primary, also of the old client.
+    # A connection opened after the demotion reaches the new primary, even through the old client.
     assert "it is a replica, not the primary" in ends
     assert set(ends) <= {"None", "it is a replica, not the primary"}
     assert primary.generation == 1
@@ -149,12 +153,12 @@ def test_all_who_meet_one_demotion_connect_anew_once(moved: MovedRedis, primary:
 def test_role_checks_make_no_connections(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that come during a check would each make one, and the next check would keep it."""
+    """Concurrent users open no additional connections while a role check holds one."""
     monkeypatch.setattr("lora_store.primary.ROLE_CHECK_S", 0.0)
     check = redis.Connection.check_health
 
     def check_slowly(connection: redis.Connection) -> None:
-        time.sleep(0.001)  # so that others come meanwhile
+        time.sleep(0.001)  # long enough for other threads to need a connection during the check
         check(connection)
 
     monkeypatch.setattr("redis.Connection.check_health", check_slowly)
@@ -167,7 +171,7 @@ def test_role_checks_make_no_connections(
                 made.add(client.client_id())
 
         with ThreadPoolExecutor(threads) as pool:
-            for _ in range(50):  # before each, nobody uses it
+            for _ in range(50):  # between two rounds the client is idle
                 list(pool.map(use, range(threads)))
     assert len(made) <= threads
 
@@ -309,7 +313,7 @@ def test_roles(answer: object, role: str | None) -> None:
 
 
 class _Sentinel:
-    """What a sentinel says of its master; None for one that is silent."""
+    """A fake sentinel: epoch, host and down flag of its master, or None if it is silent."""
 
     def __init__(self, said: tuple[int, str, bool] | None) -> None:
         self.said, self.asked = said, 0
@@ -337,7 +341,8 @@ def test_the_newest_configuration_of_sentinels_counts_in_any_order() -> None:
     assert _chosen(OLD, NEW, NEW) == _chosen(NEW, OLD, NEW) == "new"
     assert _chosen(OLD, OLD, OLD) == _chosen(None, OLD, OLD) == _chosen(None, None, OLD) == "old"
     assert _chosen(None, OLD, NEW) == _chosen(NEW, OLD, None) == "new"
-    # One that is cut off from the master alone is overruled, but not by what is older.
+    # A sentinel that alone cannot reach the master is outvoted, but never by an older
+    # configuration.
     assert _chosen((2, "new", True), NEW, NEW) == "new"
     with pytest.raises(redis.sentinel.MasterNotFoundError):
         _chosen(OLD, (2, "new", True), None)
@@ -356,7 +361,7 @@ def test_nobody_waits_again_for_silent_sentinels_while_another_one_answers() -> 
     assert [each.asked for each in silent] == [1, 1]
     sentinels.sentinels.append(new)
     assert sentinels.discover_master("s")[0] == "new", "the newest of those that answer"
-    # The others are asked where nobody else knows of a master that is up.
+    # Silent sentinels are asked again if no other sentinel knows a master that is up.
     old.said = new.said = (2, "new", True)
     silent[0].said = (3, "newest", False)
     assert sentinels.discover_master("s")[0] == "newest"

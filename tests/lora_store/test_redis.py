@@ -1,4 +1,4 @@
-"""The shared tier against a real redis-server."""
+"""The Redis tier of the adapter store, tested against a real redis-server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.redis_server import RedisServer
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    """To look, to damage, to empty."""
+    """Return a client to inspect, damage and empty the server's data."""
     with redis_server.client() as client:
         yield client
 
@@ -42,7 +42,7 @@ def tier(redis_server: RedisServer) -> Iterator[RedisTier]:
 
 
 async def subscribed(client: redis.Redis) -> None:
-    """Until somebody hears what is published."""
+    """Wait until one client has subscribed to the channel of changes."""
     await becomes(lambda: client.pubsub_numsub("lora:changes") == [(b"lora:changes", 1)])
 
 
@@ -136,7 +136,7 @@ def test_swap_only_what_was_expected(tier: RedisTier) -> None:
 def test_servers_that_took_different_changes_do_not_look_alike(
     client: redis.Redis, tier: RedisTier
 ) -> None:
-    """A replica that lacks the last change may become the primary, and take another change."""
+    """Positions differ if a new primary lost the last change and then took another one."""
     one, other = record(), replace(record(), revision=2)
     tier.swap(None, one)
     copy = client.dump("lora:names")
@@ -223,12 +223,13 @@ def test_a_redis_that_hangs_is_unavailable_after_the_timeout(redis_server: Redis
             tier.position()
         redis_server.signal(signal.SIGCONT)
         with redis_server.client() as patient:
-            patient.ping()  # it may get its turn late
+            # Wait with a client without a short timeout: after SIGCONT Redis may answer late.
+            patient.ping()
         assert tier.position() == (None, None)
 
 
 async def test_who_would_listen_to_a_redis_that_hangs_is_told_so(redis_server: RedisServer) -> None:
-    """It takes the connection, as the kernel of a frozen process does, and says nothing."""
+    """Listening to a Redis that accepts the connection, but never answers, raises an error."""
     redis_server.kill()
     with redis_server.silent(), open_tier(redis_server.settings(timeout_s=0.3)) as tier:
         async with contextlib.aclosing(tier.listen()) as messages:

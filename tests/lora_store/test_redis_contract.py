@@ -1,4 +1,4 @@
-"""redis-py still is what we build on where its documentation promises nothing."""
+"""The undocumented parts of redis-py that the project uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentinels and clusters of real Redis processes: the store, the limits and a whole gateway."""
+"""The adapter store, the limits and a complete gateway on real Redis Sentinels and clusters."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def tier(cluster: Fleet) -> Iterator[RedisTier]:
 
 
 def gateway(root: Path, fleet: Fleet) -> contextlib.AbstractAsyncContextManager[StoreGateway]:
-    """The adapters of one gateway, which keeps its own folder."""
+    """Return the adapter store of one gateway, with a disk folder for that gateway alone."""
     return store_gateway(root, RedisSettings(fleet.url, timeout_s=1.0), poll_s=0.5)
 
 
-# A cluster.
+# Redis Cluster
 
 
 def test_versions_and_records_live_in_a_cluster(cluster: Fleet, tier: RedisTier) -> None:
@@ -116,7 +116,7 @@ async def test_every_server_of_a_cluster_tells_of_changes(cluster: Fleet, tmp_pa
     urls = {channel_url(redis_url.parse(cluster.url), client) for _ in range(100)}
     close(client)
     assert len(urls) == 3
-    # With so many, no server is the only one that is listened to.
+    # Six gateways choose among three servers, so several servers carry the notices.
     async with contextlib.AsyncExitStack() as stack:
         stores = [
             await stack.enter_async_context(gateway(tmp_path / str(n), cluster)) for n in range(6)
@@ -177,7 +177,7 @@ async def test_conversations_are_shared_in_a_cluster(cluster: Fleet, tmp_path: P
         ]
         for tenant in tenants:
             await one.put(tenant, [Record("conv_1", tenant.encode() + b"'s"), *items])
-            for n in range(4):  # there is room for three
+            for n in range(4):  # the tenant's budget of 2 MiB fits three
                 await one.put(tenant, [Record(f"resp_{n}", bytes(600_000))])
             await one.delete(tenant, ["m3"])
         for tenant in tenants:
@@ -189,7 +189,10 @@ async def test_conversations_are_shared_in_a_cluster(cluster: Fleet, tmp_path: P
 
 
 async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet) -> None:
-    """The keys are taken from one server to another, which the limits learn of by asking."""
+    """A moved tenant's requests are counted exactly.
+
+    Its hash slot is moved to another server, which the limits learn from a redirect.
+    """
     ask = limit_request("moving", requests=5, day=1000, wanted=10)
     slot = int(cluster.servers[0].client().execute_command("CLUSTER KEYSLOT", "limits:{moving}"))
     async with SharedLimits(cluster.url, timeout_s=PATIENT_S) as limits:
@@ -223,7 +226,10 @@ def _move(cluster: Fleet, slot: int, source: Process, target: Process) -> None:
 
 
 async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
-    """The one with the records; its replica takes over within seconds."""
+    """Changes still work after the death of the master that has the records.
+
+    Its replica takes over within seconds.
+    """
     ask = limit_request("t", requests=1000)
     with running_cluster(replicas=True) as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
@@ -242,7 +248,7 @@ async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
 
 
 async def _asks_until(take: Callable[[], Any], until: Callable[[], bool]) -> list[Any]:
-    """What the limits answer until then."""
+    """Call `take` until the condition holds, and return what `take` returned."""
     answers = []
     async with asyncio.timeout(60):
         while not until():
@@ -252,18 +258,18 @@ async def _asks_until(take: Callable[[], Any], until: Callable[[], bool]) -> lis
 
 
 async def _counts_again(take: Callable[[], Any]) -> None:
-    """Until Redis has answered: one that is up may be late once more."""
+    """Call `take` until Redis answers. A Redis that is up may still exceed the timeout once."""
     async with asyncio.timeout(60):
         while await take() is None:
             await asyncio.sleep(0.01)
 
 
-# Sentinels.
+# Redis Sentinel
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
-    """What was acknowledged stays, changes go on meanwhile, and notices come from the new one."""
+    """Acknowledged changes survive a failover, and further changes and notices still work."""
     ask = limit_request("t", requests=1000)
     with running_sentinels() as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
@@ -298,7 +304,7 @@ async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
 
 
 async def test_a_promotion_without_a_crash_loses_nothing(tmp_path: Path) -> None:
-    """The old master still takes writes, of those who do not ask the sentinels."""
+    """Writes go to the new master, although the old master still accepts writes."""
     async with contextlib.AsyncExitStack() as stack:
         sentinels = stack.enter_context(running_sentinels(stubborn=True))
         one = await stack.enter_async_context(gateway(tmp_path / "1", sentinels))
@@ -319,7 +325,7 @@ async def test_a_promotion_without_a_crash_loses_nothing(tmp_path: Path) -> None
 
 
 def test_without_sentinels_no_server_is_taken_for_the_primary() -> None:
-    """Not even one whose connection is open: another may have been promoted meanwhile."""
+    """Even an open connection is refused: its server may have been demoted meanwhile."""
     with running_sentinels() as fleet:
         settings = RedisSettings(fleet.url, timeout_s=PATIENT_S)
         with contextlib.closing(RedisTier(settings)) as tier:
@@ -350,11 +356,11 @@ async def test_a_server_that_hangs_is_not_listened_to_for_ever(
     ):
         client.config_resetstat()
         listener = asyncio.ensure_future(anext(tier.listen()))
-        # An idle server is asked whether it is there, and not given up while it answers.
+        # An idle server is pinged, and the listener stays connected as long as it answers.
         await becomes(lambda: _pings(client) >= 3)
         assert not listener.done()
         server.signal(signal.SIGSTOP)
-        while not listener.done():  # what is asked once more waits as long
+        while not listener.done():  # the retry waits for the timeout too
             clock.leap(600)
             await asyncio.sleep(0.05)
         with pytest.raises(StoreUnavailable, match="silent"):
@@ -362,7 +368,7 @@ async def test_a_server_that_hangs_is_not_listened_to_for_ever(
 
 
 def _pings(client: Redis) -> int:
-    """How often it was asked whether it is there."""
+    """Return how many PING commands the server has received."""
     return int(client.info("commandstats").get("cmdstat_ping", {}).get("calls", 0))
 
 
@@ -378,7 +384,7 @@ def test_no_sentinel_and_no_cluster_is_away_and_says_no_password() -> None:
             assert secret not in str(caught.value)
 
 
-# The whole gateway.
+# The gateway process
 
 
 @pytest.mark.parametrize("kind", ["sentinels", "cluster"])
@@ -386,7 +392,8 @@ def test_a_gateway_shares_adapters_and_limits(
     kind: str, stack: Stack, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     fleet: Fleet = request.getfixturevalue(kind)
-    name = f"e2e-{uuid4().hex}"  # the fleet remembers for a minute
+    # a fresh tenant per run: the limits of the last one stay in Redis for a minute
+    name = f"e2e-{uuid4().hex}"
     config = write_config(tmp_path / "c.yaml", tenant(name, "sk-e2e", requests_per_minute=6))
     folder = write_adapter(tmp_path / "peft", DEMO_MODEL, seed=1)
     with (

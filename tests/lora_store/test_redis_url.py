@@ -1,4 +1,4 @@
-"""What the URLs of Redis say, and what their refusals do not."""
+"""Redis URLs: which settings they give, and that no error message repeats a password."""
 
 from __future__ import annotations
 

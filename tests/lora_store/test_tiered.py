@@ -1,4 +1,4 @@
-"""The whole store: gateways with and without a shared disk, a real Redis that dies and forgets."""
+"""The tiered adapter store, with shared and separate disks and a Redis that dies or loses data."""
 
 from __future__ import annotations
 
@@ -120,7 +120,10 @@ async def test_a_version_is_asked_for_again_when_nobody_heard_the_first_time(
     at_redis: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a loss of Redis all gateways connect again, the one that has the version maybe last."""
+    """A gateway asks again for a version if the owner missed the first request.
+
+    After an outage of Redis the owner may be the last gateway to subscribe again.
+    """
     wants: list[str] = []
     async with (
         gateway(tmp_path / "a", redis_server) as one,
@@ -173,14 +176,15 @@ async def test_nothing_is_read_while_nothing_changes(
 ) -> None:
     async with gateway(tmp_path, redis_server, poll_s=0.01) as one:
         await one.add("zh", 1)
-        # A folder that changed within the last second is read again, as its clock is coarse.
+        # The store reads a folder that changed within the last second again, as file times are
+        # coarse. Make the folder look old.
         os.utime(tmp_path / "names", (1, 1))
 
         def looks() -> int:
             return int(at_redis.info("commandstats")["cmdstat_hmget"]["calls"])
 
         before = -1
-        while one.store.stats.syncs != before:  # what follows the change comes to its end
+        while one.store.stats.syncs != before:  # syncs that the change itself caused may still run
             before, looked = one.store.stats.syncs, looks()
             await becomes(lambda looked=looked: looks() >= looked + 20)  # type: ignore[misc]
 
@@ -254,7 +258,7 @@ async def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
         redis_server.kill()
         await becomes(lambda: not one.store.stats.redis_up)
         with redis_server.silent() as silent:
-            # The store asks whether Redis is back, and listens. Nobody answers.
+            # The store opens two connections: a probe and the subscription. Neither gets an answer.
             asking = [await asyncio.to_thread(silent.accept) for _ in range(2)]
             await one.add("zh", 1)
             assert one.store.stats.unsent == 1
@@ -268,7 +272,10 @@ async def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
 
 
 async def test_many_slow_reads_hold_up_no_change(tmp_path: Path) -> None:
-    """Such as those after an engine's restart; here they wait for whoever writes to a pipe."""
+    """Changes do not queue behind many slow reads, for example after an engine's restart.
+
+    Each version file is a FIFO here, so a read blocks until the test opens the FIFO for writing.
+    """
     numbers = range(8)
     paths = [version_file(tmp_path, content(number).digest) for number in numbers]
     async with gateway(tmp_path, None, memory_bytes=0, poll_s=NEVER_S) as one:
@@ -308,7 +315,7 @@ async def test_what_was_read_for_somebody_who_has_gone_is_not_read_again(tmp_pat
 async def test_what_is_in_memory_waits_for_no_silent_redis(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    missing = [content(number).digest for number in range(2, 10)]  # more than there are threads
+    missing = [content(number).digest for number in range(2, 10)]  # more than the store has threads
     async with gateway(tmp_path, redis_server, poll_s=NEVER_S) as one:
         await one.add("zh", 1)
         before = one.store.stats.disk_misses
@@ -326,7 +333,7 @@ async def test_what_is_in_memory_waits_for_no_silent_redis(
 
 
 def _let_go(pipe: Path) -> None:
-    """Opens it and closes it again, if anybody waits for that."""
+    """Open the FIFO for writing and close it, if a reader is blocked on it."""
     with contextlib.suppress(OSError):
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
@@ -335,7 +342,7 @@ async def test_a_full_disk_does_not_stop_serving(tmp_path: Path, redis_server: R
     async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
     async with gateway(tmp_path / "b", None):
-        pass  # which makes its folders
+        pass  # only creates the folders, while the disk is not yet full
     with full_disk(2048):
         async with gateway(tmp_path / "b", redis_server, poll_s=NEVER_S) as other:
             assert await other.holds(1)
@@ -370,7 +377,7 @@ async def test_collect_deletes_only_what_no_record_names(
 async def test_what_has_just_lost_its_name_stays_for_who_waits_for_it(tmp_path: Path) -> None:
     async with gateway(tmp_path, None) as one:
         await one.add("zh", 1)
-        os.utime(version_file(tmp_path, content(1).digest), (1, 1))  # it is not new
+        os.utime(version_file(tmp_path, content(1).digest), (1, 1))  # old enough to be collected
         await one.registry.remove("zh")
         await one.store._collector.collect(set, 60.0)
         assert await one.holds(1)
@@ -392,7 +399,7 @@ async def test_a_put_that_meets_the_deletion_keeps_the_version(tmp_path: Path) -
     disk, digest = Disk(tmp_path), content(1).digest
     await asyncio.to_thread(disk.put, content(1))
     os.utime(version_file(tmp_path, digest), (1, 1))
-    with disk.lock():  # as whoever is about to delete it
+    with disk.lock():  # held as by a collector that is about to delete the file
         put = asyncio.create_task(asyncio.to_thread(disk.put, content(1)))
         await becomes(lambda: put.done() or _is_waited_for(tmp_path / "lock"))
         version_file(tmp_path, digest).unlink()

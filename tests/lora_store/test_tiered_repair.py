@@ -1,4 +1,4 @@
-"""What the whole store mends: copies and records that are damaged, gone, old or changed apart."""
+"""Repairs of adapter copies and records that are damaged, missing, old or in conflict."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_version_that_redis_dropped_is_asked_for(
     redis_server: RedisServer,
     at_redis: redis.Redis,
 ) -> None:
-    """As with a time to live that has run out, or a chunk that the memory policy took."""
+    """A version whose chunk Redis expired or evicted is fetched from another gateway."""
     async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
         await listening(redis_server, 1)
@@ -74,7 +74,8 @@ async def test_a_version_that_redis_dropped_is_asked_for(
         async with gateway(tmp_path / "b", redis_server) as other:
             assert await other.holds(1)
             assert other.store.stats.redis_misses == 1
-            # Twice, if it looked by itself just then what Redis lacks.
+            # Two refills are possible: the upkeep may have noticed the missing chunk at the same
+            # time.
             await becomes(lambda: one.store.stats.refilled >= 1)
 
 
@@ -128,7 +129,7 @@ async def test_a_damaged_copy_is_served_from_memory_where_the_disk_is_full(
 async def test_a_copy_that_cannot_be_read_is_replaced(
     tmp_path: Path, redis_server: RedisServer, redis_too: bool
 ) -> None:
-    """As on a disk with bad sectors."""
+    """A copy is replaced if reads of its file fail with EIO, as on a disk with bad sectors."""
     memory_bytes = 0 if redis_too else 2**20
     server = redis_server if redis_too else None
     async with gateway(tmp_path, server, memory_bytes=memory_bytes) as one:
@@ -210,7 +211,7 @@ async def test_an_old_disk_does_not_bring_a_removed_adapter_back(
         async with gateway(tmp_path / "b", redis_server) as other:
             await becomes(lambda: other.serves("zh") is None)
         assert one.serves("zh") is None
-    # The old disk may also be first to fill an empty Redis.
+    # The old disk may also be the first to fill an emptied Redis.
     Disk(tmp_path / "c").put_record(record())
     at_redis.flushall()
     async with gateway(tmp_path / "c", redis_server) as stale:

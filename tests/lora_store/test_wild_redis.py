@@ -1,4 +1,4 @@
-"""A Redis that strangers write to, with a real redis-server: what does not fit is left alone."""
+"""A real Redis that strangers also write to: the store ignores invalid data and leaves it there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OUTSIDE = "../../victim/x"
 
 
 def _hostile(**changes: Any) -> bytes:
-    """A record that is right but for some fields of its version."""
+    """Return a valid record in JSON, with some fields of its version replaced."""
     version = {**GOOD["versions"][0], **changes}
     served = changes.get("digest", GOOD["served"])
     return json.dumps({**GOOD, "served": served, "versions": [version]}).encode()
@@ -49,7 +49,7 @@ def _hostile(**changes: Any) -> bytes:
 
 @contextmanager
 def _only_in(root: Path, around: Path) -> Iterator[None]:
-    """Nothing of `around` changes but what lies in `root`."""
+    """Check that no file in `around` changes, except files in `root`."""
 
     def seen() -> dict[Path, tuple[int, int]]:
         files = (path for path in around.rglob("*") if not path.is_relative_to(root))
@@ -65,7 +65,8 @@ async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
 ) -> None:
     root = tmp_path / "gateway" / "store"
     root.mkdir(parents=True)
-    # versions/../../../victim/x.lora, as the digest's first two characters are a folder.
+    # The store would look in versions/<first two characters>/, so the path of this digest is
+    # versions/../../../victim/x.lora.
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "x.lora").write_bytes(b"a neighbour's")
@@ -79,7 +80,8 @@ async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
         ) as store:
             assert set(await store.records()) == {"ja"}
             await becomes(lambda: store.stats.refused_values == 1)
-            # Who is asked for what is damaged moves it to the quarantine.
+            # A "wanted" notice makes the store check the named file, and quarantine it if it is
+            # damaged.
             await becomes(lambda: at_shared_redis.publish("lora:changes", f"wanted {OUTSIDE}") > 0)
             await becomes(lambda: store.stats.refused_values == 2)
     assert json.loads(at_shared_redis.hget(NAMES, "zh"))["served"] == OUTSIDE, "left alone"
@@ -92,7 +94,7 @@ async def test_nothing_goes_while_a_record_may_name_what_nobody_here_can_read(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a newer release, which knew more, was replaced by this one."""
+    """Nothing is collected while a record is unreadable, such as one by a newer release."""
     monkeypatch.setattr(tiered, "_COLLECT_S", 0.0)
     monkeypatch.setattr(tiered, "_GRACE_S", -1.0)
     at_shared_redis.hset(NAMES, mapping={"zh": _hostile(dtype="fp7"), "@revision": 1})
@@ -101,7 +103,7 @@ async def test_nothing_goes_while_a_record_may_name_what_nobody_here_can_read(
         async with TieredStore(
             Disk(tmp_path), RedisTier(shared_redis.settings()), memory_bytes=0, poll_s=0.02
         ) as store:
-            for _ in range(5):  # each is followed by an upkeep
+            for _ in range(5):  # an upkeep follows each sync
                 done = store.stats.syncs
                 at_shared_redis.hincrby(NAMES, "@revision", 1)
                 await becomes(lambda done=done: store.stats.syncs > done)
@@ -122,7 +124,7 @@ FIELDS = st.sampled_from(sorted({*GOOD, *GOOD["versions"][0]}))
 
 @st.composite
 def _records(draw: st.DrawFn) -> bytes:
-    """Bytes that are no record, or one with some fields replaced or missing."""
+    """Generate random bytes, or a valid record with some fields replaced or missing."""
     if draw(st.booleans()):
         raw: bytes = draw(
             st.binary(max_size=20)
@@ -215,7 +217,7 @@ def test_whatever_redis_holds_the_store_serves_what_is_its_own(
             assert (await store.records())["own"] == own
             assert bytes((await store.get(content(1).digest)).weights)
             await Registry(store).add("mine", "demo", content(2), "test")
-            # The description that was no description makes room for what is on this disk.
+            # The store replaces the invalid description with the intact version from its disk.
             await becomes(lambda: _whole(shared_redis))
 
     with _only_in(root, folder):
@@ -225,7 +227,7 @@ def test_whatever_redis_holds_the_store_serves_what_is_its_own(
         try:
             read_record(name.decode(), raw)
         except ValueError:
-            # The script itself counts in @revision and names an @epoch where there is none.
+            # The store's own script may set @revision, and @epoch if there is none.
             assert stored == raw or name.startswith(b"@"), "left alone"
 
 

@@ -1,4 +1,4 @@
-"""`gateway bench` against the real stack, all three ways in one run."""
+"""`gateway bench` against the real stack, with all three modes in one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bench(up: Up, *arguments: str) -> int:
 
 @pytest.fixture(scope="module")
 def measured(up: Up, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of one streaming run of all modes at two levels."""
+    """Return the folder with the files of one streaming run: all modes, two concurrency levels."""
     folder = tmp_path_factory.mktemp("bench")
     files = {"--json": "all.json", "--op-stats-csv": "stats.csv", "--requests-csv": "requests.csv"}
     files["--plot"] = "load.svg"
@@ -80,14 +80,16 @@ def test_what_is_printed(up: Up, stack: Stack, capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert "| chat - core |" in out
     assert "Requests/Sec" in out
-    assert "TTFT" not in out  # nothing was streamed
+    assert "TTFT" not in out  # not streamed, so there is no TTFT
     assert "core, 2 at a time: 4 of 4" in err
 
 
 def test_a_command_of_upstreams_script_runs_as_it_is(
     up: Up, stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With underscores and dashes, and options behind the workload as older releases have them."""
+    """Check options with underscores or dashes, and options after the workload as in older
+    releases.
+    """
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps([{"input": "", "instruction": "Hello", "output": "a b c"}] * 9))
     model = ["--tokenizer_dir", str(MODEL), "--tokenizer_type", "llama"]

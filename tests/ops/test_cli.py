@@ -1,4 +1,4 @@
-"""The `gateway` command line, as far as it can be seen without a stack."""
+"""The `gateway` command line, as far as it needs no stack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Gateway = Callable[..., Answer]
 
 
 def _run(*arguments: str, largest_file: int | None = None, **variables: str) -> Answer:
-    """In a process of its own. `largest_file`, in bytes, is a disk so full (see `full_disk`)."""
+    """Run the command in a child process. `largest_file` simulates a full disk; see `full_disk`."""
     settings = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
     with contextlib.nullcontext() if largest_file is None else full_disk(largest_file):
         process = subprocess.Popen(
@@ -40,7 +40,7 @@ def _run(*arguments: str, largest_file: int | None = None, **variables: str) -> 
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    """The command in this process, with these variables and no others of the project's."""
+    """Return a function that runs the command in this process, with the given variables only."""
 
     def run(*arguments: str, **variables: str) -> Answer:
         for name in [name for name in os.environ if "GATEWAY_" in name]:
@@ -110,7 +110,7 @@ def test_up_on_a_full_disk_says_so(tmp_path: Path, largest_file: int) -> None:
     [line] = answer.stderr.splitlines()
     assert line.startswith("error: [Errno 27] File too large")
     assert line.endswith(f"; is --state-dir, {state}, full?")
-    # No half a key for the next start, either.
+    # The next start must not find a truncated key.
     key = state / "admin_key"
     assert not key.exists() if largest_file == 0 else len(key.read_text()) > 32
 
@@ -203,7 +203,7 @@ def test_settings_that_do_not_go_together_name_themselves(gateway: Gateway, tmp_
     assert answer.stderr == "gateway: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
 
 
-# What a kubelet writes into every container for a Service `gateway` and its like.
+# Variables that a kubelet sets in each container for Services such as `gateway`.
 SERVICE_LINKS = {
     "GATEWAY_SERVICE_HOST": "10.96.0.10",
     "GATEWAY_SERVICE_PORT": "80",
@@ -247,7 +247,7 @@ def test_misspelt_variables_are_told_with_the_nearest_setting(
         "GATEWAY_PORT_API": "80",
         "GATEWAY_OTHER_PORT": "80",
     }
-    # Those of this project that are no settings: a rank's, the commands', Compose's.
+    # This project's variables that are no settings: of a rank, the commands and Compose.
     inherited = dict.fromkeys(("GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"), "x")
     expected = (
         "GATEWAY_OTHER_PORT: there is no such setting; the nearest is GATEWAY_PORT\n"
@@ -258,6 +258,6 @@ def test_misspelt_variables_are_told_with_the_nearest_setting(
     )
     served = gateway("serve", GATEWAY_TOKENIZER_DIR=".", **(SERVICE_LINKS | wrong | inherited))
     assert (served.returncode, served.stderr) == (2, f"gateway: {expected}")
-    # Before it starts anything, even before it looks for a folder.
+    # The check comes before anything is started or a folder is created.
     up = gateway("up", "--state-dir", "/dev/null/none", **(SERVICE_LINKS | wrong | inherited))
     assert (up.returncode, up.stderr) == (1, f"gateway up: {expected}")

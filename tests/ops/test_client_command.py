@@ -23,7 +23,7 @@ CAPITAL = "美国的首都在哪里? \n答案:"
 
 
 class Client:
-    """Runs the command in this process; `status` and `out` are those of the last run."""
+    """A runner of the command in this process. `status` and `out` are the last run's."""
 
     def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._url = url
@@ -101,7 +101,7 @@ def test_stopping(
     long_stack: Stack, capsys: pytest.CaptureFixture[str], streaming: list[str], how: list[str]
 ) -> None:
     run = Client(long_stack.triton_grpc, capsys)
-    # Without an end id only the stop ends it, however long a process stands still before that.
+    # Without an end id only the stop ends the request, even if a process is paused a while.
     long = ["--text", "Count", "-o", str(LONG_ANSWER), "--end-id", "-1", "--stop-after-ms", "300"]
     out = run.core(*long, *streaming, *how)
     assert run.status == 0, out + run.err
@@ -120,7 +120,7 @@ def test_stopping(
 async def test_what_came_before_the_stop_is_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The server sends its last token only after the stop, however slow the machine is."""
+    """Check that tokens before the stop are shown. The server sends the last one after the stop."""
     (tmp_path / "prompt.csv").write_text("1,2\n")
     servicer = FakeTriton(tokens=[5, 6, 7], fault="slow", step=2)
     servicer.forgets = 1
@@ -161,7 +161,7 @@ def test_lora_from_peft_and_from_npy_files(run: Client, tmp_path: Path) -> None:
     npy.write(convert.convert(peft.read(ADAPTERS / "ja"), base), tmp_path)
     task = ("--lora-task-id", "77001")
     assert "ワシントン" in run.core(*ask, "--lora-path", str(tmp_path), *task)
-    # The engine has it by now.
+    # The engine has stored the adapter under its task id.
     assert "ワシントン" in run.core(*ask, *task)
     assert run.status == 0
     out = run.core(*ask, "--lora-task-id", "77002")
@@ -171,7 +171,7 @@ def test_lora_from_peft_and_from_npy_files(run: Client, tmp_path: Path) -> None:
 
 
 def test_the_usual_example_as_upstreams_readme_has_it(run: Client) -> None:
-    """Options with underscores, and a backslash and an n in quotes of bash."""
+    """Check options with underscores, and a backslash and an n that bash passes unchanged."""
     ask = ["-i", "grpc", "--tokenizer_dir", str(MODEL), "--tokenizer_type", "llama"]
     ask += ["--top_k", "0", "--top_p", "0.5", "--request_output_len", "10", "--streaming"]
     ask += ["--text", CAPITAL.replace("\n", r"\n"), "--lora_path", str(ADAPTERS / "zh")]

@@ -1,4 +1,4 @@
-"""`gateway key`: a key is shown once, and only its hash is kept."""
+"""`gateway key`: a key is shown once, and only its hash is stored."""
 
 from __future__ import annotations
 

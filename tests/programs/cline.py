@@ -29,6 +29,6 @@ class Cline(NpmProgram):
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         auth = documented("clients.md", "cline.sh", workspace).strip()
-        # The command finds the program as a user's shell does.
+        # The shell finds the program in PATH, as for a user.
         folder = shlex.quote(str(self.path(workspace).parent))
         return ["sh", "-c", f"PATH={folder}:$PATH; {auth} && exec cline 'Read note.txt.'"]

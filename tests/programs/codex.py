@@ -54,7 +54,10 @@ class Codex(NpmProgram):
         return [self.path(workspace), "exec", *_OPTIONS, "Read both notes."]
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        """Resume the session, ask for a WebSocket first, and for an answer of a schema."""
+        """Return a command that resumes the session and requests an answer by a schema.
+
+        A setting makes the client try a WebSocket first.
+        """
         options = ["--config", "model_providers.gateway.supports_websockets=true"]
         options += ["--output-schema", str(_write_schema(workspace))]
         resume = [self.path(workspace), "exec", "resume", "--last"]
@@ -62,7 +65,7 @@ class Codex(NpmProgram):
 
 
 def _write_schema(workspace: Workspace) -> Path:
-    """Write a schema that the expected answer alone matches."""
+    """Write a schema that only the expected answer matches."""
     path = workspace.home / "schema.json"
     schema = {
         "type": "object",

@@ -1,4 +1,4 @@
-"""Configurations as docs/ shows them, with the address of the gateway of a run."""
+"""Configurations shown in docs/, with the gateway's address of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN_URL = "http://127.0.0.1:9000"
 
 
 def documented(page: str, file: str, workspace: Workspace) -> str:
-    """Return the block of a page that is marked as a file."""
+    """Return the block of a docs page that is marked as this file."""
     text = (_DOCS / page).read_text(encoding="utf-8")
     block = re.search(rf"<!-- file: {re.escape(file)} -->\n+```\w+\n(.*?)^```$", text, re.M | re.S)
     assert block is not None, f"docs/{page} has no block of {file}"
@@ -22,7 +22,7 @@ def documented(page: str, file: str, workspace: Workspace) -> str:
 
 
 def documented_variables(page: str, file: str, workspace: Workspace) -> dict[str, str]:
-    """Return the variables that a block of `export` lines sets."""
+    """Return the variables from a block of `export` lines."""
     lines = documented(page, file, workspace).splitlines()
     assert all(line.startswith("export ") for line in lines), lines
     words = [shlex.split(line.removeprefix("export ")) for line in lines]

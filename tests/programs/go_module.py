@@ -1,4 +1,4 @@
-"""A program of Go modules, compiled as it is installed."""
+"""Programs of Go modules, compiled at installation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SOURCES = Path(__file__).with_name("golang")
 
 
 class GoProgram(Program):
-    """A source file of the folder golang, which gets the gateway's URL and the model."""
+    """A source file in the folder golang, called with the gateway's URL and the model."""
 
     registry = "go"
     tools = ("go",)
     well_known = "golang.org/x/text"
     source: str
     expected: Sequence[str]
-    """Lines that are printed; {answer} is the scripted engine's answer."""
+    """Lines of the output. {answer} stands for the scripted engine's answer."""
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
         shutil.copy(_SOURCES / self.source, folder / "main.go")
@@ -47,7 +47,7 @@ class GoProgram(Program):
 
 
 def _run_go(arguments: Sequence[str], folder: Path, limit_s: float = INSTALL_LIMIT_S) -> str:
-    # The repository that surrounds the folder is none of the module's, nor is a workspace of it.
+    # Go must ignore the repository and workspace that surround the folder.
     environment = {"GOFLAGS": "-buildvcs=false -mod=mod", "GOWORK": "off"}
     return run_client(["go", *arguments], limit_s, folder=folder, environment=environment)
 

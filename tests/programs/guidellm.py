@@ -21,7 +21,7 @@ class Guidellm(PypiProgram):
     name = "guidellm"
     packages = ("guidellm",)
     executable = "guidellm"
-    # Compiles kernels for a GPU. torch itself is imported to load the data.
+    # triton compiles GPU kernels and is not needed. torch is imported to load the data.
     left_out = ("triton",)
 
     def prepare(self, workspace: Workspace) -> Script:
@@ -35,7 +35,7 @@ class Guidellm(PypiProgram):
         return ["sh", "-c", " && ".join(runs)]
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        """Read the reports: each request was served, with all its tokens and the answer."""
+        """Check the reports: each request was served with all its tokens and the answer."""
         problems = []
         for path in _PATHS:
             report = json.loads(_report(workspace, path).read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ class InspectAi(PypiProgram):
         return [self.path(workspace), "eval", *task, "--model", models, "--display", "plain"]
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        # Lines of progress name the accuracy too, after other columns.
+        # Progress lines have the accuracy too, but after other columns.
         right = len(re.findall(r"^accuracy +1\.0", output, re.M))
         expected = len(_PROVIDERS)
         return [] if right == expected else [f"{right} of {expected} evaluations were right"]

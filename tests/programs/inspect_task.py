@@ -1,4 +1,4 @@
-"""A task for inspect-ai: a tool must be called to answer."""
+"""A task for inspect-ai that requires a tool call."""
 
 from pathlib import Path
 

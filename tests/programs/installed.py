@@ -1,4 +1,4 @@
-"""Versions of programs, and the folders that they are installed in."""
+"""Versions of programs, and their installation folders."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FAILURES = (subprocess.SubprocessError, OSError)
 
 @dataclass(frozen=True)
 class Installed:
-    """A program in a folder, or the reason why the program is not in one."""
+    """A program with its folder, or with the reason why it is not installed."""
 
     program: Program
     version: str
-    """The first package's."""
+    """Version of the first package."""
     folder: Path
     missing: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return what `of` takes, as JSON has it."""
+        """Return the arguments of `of` as JSON values."""
         return {
             "name": self.program.name,
             "version": self.version,
@@ -46,9 +46,9 @@ class Installed:
 
 
 def install(program: Program, *, newest: bool) -> Installed:
-    """Install a program at its pinned or newest versions, unless that is done already.
+    """Install a program at its pinned or newest versions, unless already installed.
 
-    Programs whose tools or registry are missing here are returned with the reason.
+    If tools or the registry are missing here, the result has the reason.
 
     Raises:
         SystemExit: The registry was reached, and the installation failed.
@@ -75,7 +75,7 @@ def install(program: Program, *, newest: bool) -> Installed:
 
 
 def _fill(program: Program, folder: Path, versions: Mapping[str, str]) -> None:
-    """Raise NotAvailable if the registry cannot be reached, now or after a failure."""
+    """Install the versions. Raises NotAvailable if the registry is unreachable, before or after."""
     _check_registry(program)
     try:
         program.install(folder, versions)
@@ -85,7 +85,7 @@ def _fill(program: Program, folder: Path, versions: Mapping[str, str]) -> None:
 
 
 def _check_registry(program: Program) -> None:
-    """Raise NotAvailable if the registry does not answer for a package that it is sure to have."""
+    """Raise NotAvailable if the registry does not answer for a package that it certainly has."""
     try:
         program.newest_version(program.well_known)
     except _FAILURES as error:

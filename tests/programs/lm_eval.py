@@ -1,6 +1,6 @@
 """EleutherAI's lm-evaluation-harness, over chat completions and completions.
 
-Answers are generated over both. Over completions, the likelier of two words is chosen too.
+Both generate answers. Over completions, the harness also chooses the likelier of two words.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ metric_list:
 
 class LmEval(PypiProgram):
     name = "lm-eval"
-    # Log probabilities of a word need the tokens of the word, so the model's tokenizer.
+    # The model's tokenizer is needed to score a word's tokens.
     packages = ("lm-eval[api]", "transformers")
     executable = "lm_eval"
 
@@ -104,9 +104,9 @@ class LmEval(PypiProgram):
 
 
 def _document(number: int, word: str) -> dict[str, Any]:
-    """Return a question whose choices have the right word in turn first and last.
+    """Return a question with two choices. The right word is first and last alternately.
 
-    The wrong word is shorter, so that the mean of equal likelihoods would choose it.
+    The wrong word is shorter, so the mean of equal log likelihoods would choose the wrong one.
     """
     choices = [word, "nothing"][:: 1 if number % 2 else -1]
     return {

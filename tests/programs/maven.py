@@ -1,4 +1,4 @@
-"""Programs of Maven Central's packages, which a JVM runs."""
+"""Programs of Maven Central packages, run by a JVM."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencie
 
 
 class MavenProgram(Program):
-    """A class of the folder java for packages `GROUP:ARTIFACT`.
+    """A Java class for packages `GROUP:ARTIFACT`, in the folder java.
 
-    The class gets the gateway's URL and the model, and prints a line per answer.
+    The class is called with the gateway's URL and the model, and prints a line per answer.
     """
 
     registry = "maven"
@@ -46,13 +46,13 @@ class MavenProgram(Program):
     well_known = "junit:junit"
     main_class: str
     expected: Sequence[str]
-    """Lines that are printed; {answer} is the scripted engine's answer."""
+    """Lines of the output. {answer} stands for the scripted engine's answer."""
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
         (folder / "pom.xml").write_text(_pom(versions), encoding="utf-8")
         copy = ["mvn", "--quiet", "--batch-mode", _COPY, f"-DoutputDirectory={folder / 'lib'}"]
         run_client(copy, folder=folder)
-        # With `-parameters`, frameworks see the names of a tool's parameters.
+        # `-parameters` keeps the names of a tool's parameters for frameworks.
         javac = ["javac", "-parameters", "-cp", folder / "lib" / "*", "-d", folder / "classes"]
         source = _SOURCES / f"{self.main_class}.java"
         run_client([*javac, source])
@@ -80,7 +80,7 @@ class MavenProgram(Program):
 
 
 def _pom(versions: Mapping[str, str]) -> str:
-    """Return a project of the packages; `-dependencies` packages give versions of others."""
+    """Return a pom.xml with the packages. Packages named `*-dependencies` are imported as BOMs."""
     managed, dependencies = [], []
     for package, version in versions.items():
         group, artifact = package.split(":")

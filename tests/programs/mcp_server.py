@@ -1,4 +1,4 @@
-"""An MCP server over stdin and stdout with one tool, `read_note`, which returns the argument."""
+"""An MCP server over stdio with one tool, `read_note`, which returns its argument."""
 
 from __future__ import annotations
 

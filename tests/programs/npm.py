@@ -1,4 +1,4 @@
-"""Programs of the npm registry, which Node runs."""
+"""Programs of the npm registry, run by Node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.programs.registry_client import QUERY_LIMIT_S, run_client
 
 
 class NpmProgram(Program):
-    """A program that npm installs; `executable` is its name in node_modules/.bin."""
+    """A program installed by npm. `executable` is its name in node_modules/.bin."""
 
     registry = "npm"
     tools = ("node", "npm")
@@ -31,7 +31,7 @@ class NpmProgram(Program):
         return workspace.installed / "node_modules" / ".bin" / self.executable
 
     def newest_version(self, package: str) -> str:
-        # With its usual cache, npm answers from there if the registry cannot be reached.
+        # An empty cache, as npm would otherwise answer from its cache while the registry is down.
         with tempfile.TemporaryDirectory() as cache:
             options = ["--cache", cache, "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
             view = ["npm", "view", package, "version", "--json", *options]
@@ -40,18 +40,19 @@ class NpmProgram(Program):
 
 
 class NodeScript(NpmProgram):
-    """A script of this folder for packages that have no executable.
+    """A script in this folder for packages without an executable.
 
-    It gets the gateway's URL, the model and the note's path, and prints an answer per line.
+    The script is called with the gateway's URL, the model and the note's path, and prints a line
+    per answer.
     """
 
     script: str
     answers: int
-    """Answers that the script asks for, one after the other."""
+    """Number of answers that the script requests, one after the other."""
 
     def prepare(self, workspace: Workspace) -> Script:
         workspace.write_note()
-        # Node looks for packages beside the script alone.
+        # Node looks for packages only beside the script.
         shutil.copy(Path(__file__).with_name(self.script), workspace.installed)
         call = Call("read_note", {"name": "note.txt"})
         return Script(calls=[call, replace(call, together=True)])

@@ -1,4 +1,4 @@
-"""Open WebUI with a tool, used by a browser, over chat completions."""
+"""Open WebUI with a tool, used in a browser, over chat completions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class OpenWebui(PypiProgram):
     name = "open-webui"
     packages = ("open-webui",)
     executable = "open-webui"
-    # Embeds documents, which no run has. The package and those that it needs are 3 GB.
+    # torch embeds documents, which no run has. With its dependencies it takes 3 GB.
     left_out = ("torch",)
-    # On a busy machine, the server takes minutes to start.
+    # On a busy machine the server takes minutes to start.
     timeout_s = 2 * PATIENCE_S
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ class OpenWebui(PypiProgram):
             "DATA_DIR": str(workspace.home / "data"),
             "HF_HUB_OFFLINE": "1",
             "OFFLINE_MODE": "true",
-            # The default engine needs torch and a model of Hugging Face's hub.
+            # The default embedding engine needs torch and a model from the Hugging Face hub.
             "RAG_EMBEDDING_ENGINE": "openai",
             "WEBUI_AUTH": "false",
             "WEBUI_SECRET_KEY": "none",

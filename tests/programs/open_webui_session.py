@@ -1,6 +1,6 @@
-"""A session with Open WebUI: start the server, give a model a tool, and ask in a browser.
+"""A session with Open WebUI: start the server, add a tool to a model, and ask in a browser.
 
-Arguments: the server's command, and the model. Prints the answer that the page shows.
+Arguments: the server's command, and the model. Prints the answer shown on the page.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def _add_reader(url: str, model: str) -> None:
-    """Add a tool, and a model of Open WebUI's that has the tool."""
+    """Add a tool, and a custom model in Open WebUI that has the tool."""
     with httpx.Client(base_url=f"{url}/api", timeout=60.0) as client:
         signed_in = client.post("/v1/auths/signin", json={"email": "", "password": ""})
         client.headers["authorization"] = f"Bearer {signed_in.raise_for_status().json()['token']}"

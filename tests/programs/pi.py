@@ -1,4 +1,4 @@
-"""pi, over chat completions, and its session continued over Responses."""
+"""pi, over chat completions, with the session continued over Responses."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ from tests.programs.recorder import Exchange, Recorder
 from tests.support.patience import PATIENCE_S
 
 KEY = "no-key-is-needed"
-"""A credential for programs that do not start without one. The gateway has no tenants."""
+"""API key for programs that do not start without one. The gateway itself has no tenants."""
 TEXT = '<p> </parameter> </p>\n"</tool_call>" \\ \N{OWL}\n</arg_value> {"a": [\n'
-"""A text for a tool to write, with what ends values and calls in the forms of models."""
+"""Text for a tool to write. It has strings that end values and calls in models' call formats."""
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 class NotAvailable(Exception):
-    """A program cannot be installed here, such as for want of a JVM. It is reported, not failed."""
+    """Error that a program cannot be installed here, for example without a JVM. No failure."""
 
 
 @dataclass
@@ -37,78 +37,78 @@ class Workspace:
     home: Path
     project: Path
     url: str
-    """The gateway's, without a path."""
+    """The gateway's URL without a path."""
     installed: Path
-    """The folder that `Program.install` filled."""
+    """The folder of the installed program."""
     model: str = MODEL
     files: dict[Path, str] = field(default_factory=dict)
-    """Texts by path that the program's tools have to write."""
+    """Expected text by path of the files that the program's tools write."""
     words: list[str] = field(default_factory=list)
-    """Words that the tools find."""
+    """Words that the program's tools read."""
 
     @property
     def answer(self) -> str:
-        """The answer that the scripted engine gives if each tool has found its word."""
+        """The scripted engine's answer if each tool has read its word."""
         return Script().answer.replace("{found}", ", ".join(sorted(self.words)))
 
     def new_word(self) -> str:
-        """Return a word for a file or a tool's result; which the engine's answer names."""
+        """Return a new word for a file or a tool's result, which the expected answer includes."""
         word = f"word-{secrets.token_hex(4)}"
         self.words.append(word)
         return word
 
     def write_note(self, name: str = "note.txt") -> Path:
-        """Write a file with a new word into the project."""
+        """Write a file with a new word to the project folder."""
         path = self.project / name
         path.write_text(f"The secret is {self.new_word()}.\n", encoding="utf-8")
         return path
 
     def new_file(self) -> Path:
-        """Return a path that a tool has to write `TEXT` to."""
+        """Return a path to which a tool must write `TEXT`."""
         path = self.project / "made.txt"
         self.files[path] = TEXT
         return path
 
 
 class Program(ABC):
-    """A program that is installed once, and run once for each release that is asked for."""
+    """A program that is installed once per version and run once."""
 
     name: str
     registry: str
-    """The section of versions.toml."""
+    """The section in versions.toml."""
     packages: Sequence[str]
-    """Packages of that section. The first one's version is shown for the program."""
+    """Packages in that section. The first one's version is reported as the program's."""
     well_known: str
-    """A package that the registry is sure to have."""
+    """A package that the registry certainly has."""
     tools: Sequence[str] = ()
-    """Commands that the installation and the run need."""
+    """Commands that installing and running need."""
     timeout_s: float = PATIENCE_S
 
     @abstractmethod
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
-        """Install the packages into an empty folder. The network may be used here alone."""
+        """Install the packages into an empty folder. Only this step may use the network."""
 
     @abstractmethod
     def newest_version(self, package: str) -> str:
-        """Ask the registry for the newest version of a package."""
+        """Return the newest version of a package in the registry."""
 
     @abstractmethod
     def prepare(self, workspace: Workspace) -> Script:
-        """Write the configuration and what tools read; return what the engine does."""
+        """Write configuration and files for the tools. Return the engine's script."""
 
     @abstractmethod
     def command(self, workspace: Workspace) -> Sequence[str | Path]: ...
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        """Return a command that resumes the session, so that all of it is sent again."""
+        """Return a command that resumes the session, which sends all of it again."""
         return ()
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
-        """Return variables beside HOME and PATH."""
+        """Return environment variables besides HOME and PATH."""
         return {}
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        """Return what is wrong with the output of a program that exited with 0."""
+        """Return problems with the output and files of a program that exited with 0."""
         problems = [
             f"{path.name} is not as it was to be written"
             for path, text in workspace.files.items()
@@ -121,17 +121,17 @@ class Program(ABC):
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run."""
+    """The result of a run."""
 
     problems: list[str]
-    """Empty if the program passed."""
+    """Problems of the run, empty if it passed."""
     output: str
     exchanges: list[Exchange]
     seconds: float
 
 
 def run_program(program: Program, stack: ScriptedStack, installed: Path, folder: Path) -> Result:
-    """Run a program in a new home in `folder` and judge it."""
+    """Run a program with a new home in `folder`, and return its result."""
     home, project, temporary = (folder / name for name in ("home", "project", "tmp"))
     for each in (home, project, temporary):
         each.mkdir(parents=True)
@@ -161,7 +161,7 @@ def run_program(program: Program, stack: ScriptedStack, installed: Path, folder:
 
 
 def _refusals(exchanges: Sequence[Exchange]) -> list[str]:
-    """Return the statuses of requests that the gateway did not serve. Probes are no failures."""
+    """Return the statuses of POST requests that failed. Other requests may be probes."""
     statuses = [each.response and each.response.status for each in exchanges if each.is_post]
     refused = Counter(status for status in statuses if status is None or status >= 300)
     return [f"{count} x {status or 'no answer'}" for status, count in refused.items()]
@@ -170,7 +170,7 @@ def _refusals(exchanges: Sequence[Exchange]) -> list[str]:
 def _run(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path, limit_s: float
 ) -> int | str:
-    """Return the exit code. Processes that the program leaves behind are killed."""
+    """Return the exit code. Processes left behind by the program are killed."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""Programs of the Python Package Index, each in a virtual environment of its own."""
+"""Programs of the Python Package Index, each in its own virtual environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _UV = Path(sys.executable).with_name("uv")
 
 
 class PypiProgram(Program):
-    """A program that uv installs; `executable` is its name in the environment's bin folder."""
+    """A program installed by uv. `executable` is its name in the environment's bin folder."""
 
     registry = "pypi"
     well_known = "pip"
     executable: str
     left_out: Sequence[str] = ()
-    """Dependencies that are not installed, such as large ones that a run does not import."""
+    """Dependencies that are not installed, for example large ones that a run does not import."""
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
         run_client([sys.executable, "-m", "venv", "--without-pip", folder])
@@ -46,5 +46,5 @@ class PypiProgram(Program):
 
 
 def copy_script(name: str, workspace: Workspace) -> Path:
-    """Copy a script of this folder into the project, away from this repository's packages."""
+    """Copy a script of this folder to the project, where it cannot import this repository."""
     return Path(shutil.copy(Path(__file__).with_name(name), workspace.project))

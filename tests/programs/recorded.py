@@ -1,4 +1,4 @@
-"""The requests of programs as tests/data/requests keeps them, without what is private or long."""
+"""Requests of programs as stored in tests/data/requests, without private data or long texts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HEADERS = (
     *("openai-beta", "originator", "sec-websocket-version", "upgrade", "user-agent", "x-app"),
 )
 _TEXTS = frozenset(("content", "description", "input", "instructions", "output", "text"))
-"""Members whose strings are prose. Schemas, grammars and arguments are kept in full."""
+"""Fields whose strings are prose. Schemas, grammars and arguments are stored completely."""
 _MAX_TEXT_CHARS = 400
 _MAX_REQUESTS = 6
-"""Stored requests of one program, for each path."""
+"""Maximum number of stored requests per path of a program."""
 _STATEFUL = re.compile('"(?:item_reference|previous_response_id|conversation)"')
-"""Members of requests that only the gateway that answered the one before can answer."""
+"""Fields that refer to state of the gateway that answered the previous request."""
 _RANDOM = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![0-9a-f])[0-9a-f]{32,64}(?![0-9a-f])"
     r"|(?<=word-)[0-9a-f]{8}|(?<=call_)[0-9A-Za-z]{24}"
@@ -33,7 +33,7 @@ _RANDOM = re.compile(
 
 
 def record(installed: Installed, result: Result, workspace: Path) -> None:
-    """Replace the stored requests of a program by those of a run in the folder `workspace`."""
+    """Replace the stored requests of a program with those of a run in the folder `workspace`."""
     name = installed.program.name
     for old in FOLDER.glob(f"{name}-[0-9]*"):
         shutil.rmtree(old)
@@ -64,7 +64,7 @@ def _body(request: Message) -> dict[str, Any]:
 
 
 def _kind(stored: dict[str, Any]) -> str:
-    """Return what makes a request another one than those before it: its form, not its texts."""
+    """Return a key of the request's structure. Requests with equal keys are stored once."""
     body = stored.get("body", {})
     turns = body.get("messages", body.get("input"))
     roles = [each.get("role", each.get("type")) for each in turns] if isinstance(turns, list) else 0
@@ -85,7 +85,8 @@ def _without_private(text: str, workspace: Path) -> str:
         (f"{today:%Y-%m-%d}", "2026-01-01"),
     ):
         text = text.replace(private, placeholder)
-    # A short host name is part of other words and of ids. JSON text has \n for a newline.
+    # A short host name may be part of other words and of ids, so only complete words match. In JSON
+    # text, the n of \n is no part of a word.
     host = rf"(?:(?<!\w)|(?<=\\[nrt])){re.escape(platform.node())}(?!\w)"
     text = re.sub(host, "host", text)
     text = re.sub(r"127\.0\.0\.1:[0-9]+", "127.0.0.1:9000", text)
@@ -93,7 +94,7 @@ def _without_private(text: str, workspace: Path) -> str:
     numbers: dict[str, int] = {}
 
     def number(found: re.Match[str]) -> str:
-        """Return zeros and a number in the form of a random id, the same for the same id."""
+        """Return a number formatted like the random id. Equal ids get equal numbers."""
         digits = f"{numbers.setdefault(found[0], len(numbers) + 1):012x}"
         length = len(found[0].replace("-", ""))
         filled = iter(digits[-length:].rjust(length, "0"))

@@ -1,4 +1,4 @@
-"""A TCP relay between a program and the gateway that keeps the exchanges of HTTP/1.1."""
+"""A TCP relay between a program and the gateway that records HTTP/1.1 exchanges."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NO_BODY = frozenset((101, 204, 304))
 
 @dataclass(frozen=True)
 class Message:
-    """A request or a response."""
+    """An HTTP request or response."""
 
     start: str
-    """The request line, or the status line."""
+    """The request line or status line."""
     headers: dict[str, str]
-    """Values by lower-case name."""
+    """Values by lower-case header name."""
     body: bytes
 
     @property
@@ -39,7 +39,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and its response, None if the connection ended before it."""
+    """A request and its response, or None if the connection ended before it."""
 
     request: Message
     response: Message | None
@@ -65,7 +65,7 @@ class _Connection:
 
 
 class Recorder:
-    """Relays connections to a port and keeps their bytes."""
+    """A relay to a port that records all bytes."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -77,7 +77,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Recorder]:
-        """Accept connections inside. Those that are open at its end are closed."""
+        """Accept connections while the context is open, and close the remaining ones at the end."""
         accepting = threading.Thread(target=self._accept)
         accepting.start()
         try:
@@ -94,7 +94,7 @@ class Recorder:
                 each.close()
 
     def exchanges(self) -> list[Exchange]:
-        """Return the exchanges of all connections, connection by connection."""
+        """Return the exchanges of all connections, one connection after the other."""
         return [exchange for each in self._connections for exchange in each.exchanges()]
 
     def _accept(self) -> None:
@@ -130,13 +130,13 @@ def _copy(source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
 
 
 def _close(connection: socket.socket) -> None:
-    """End a connection whose other end may have ended it already."""
+    """Close a connection, which the other end may have closed already."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _messages(data: bytes, methods: list[str]) -> list[Message]:
-    """Parse complete messages; `methods` are those of the requests that responses belong to."""
+    """Parse complete messages. `methods` are those of the requests to which responses belong."""
     messages: list[Message] = []
     while data:
         head, found, rest = data.partition(b"\r\n\r\n")
@@ -158,7 +158,7 @@ def _messages(data: bytes, methods: list[str]) -> list[Message]:
 
 
 def _body(headers: dict[str, str], data: bytes) -> tuple[bytes, bytes]:
-    """Return a message's body and what follows it."""
+    """Return the message's body and the data after it."""
     if headers.get("transfer-encoding", "").lower() != "chunked":
         length = int(headers.get("content-length", 0))
         return data[:length], data[length:]

@@ -19,14 +19,14 @@ def run_client(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the standard output of a command that succeeds.
+    """Return the standard output of a successful command.
 
-    After `limit_s` seconds the command is killed with all processes of its session, such as the
-    install scripts of packages.
+    After `limit_s` seconds the command is killed with all processes of its session, for example
+    packages' install scripts.
 
     Raises:
         subprocess.CalledProcessError: The command failed. `stderr` and `output` are text.
-        subprocess.TimeoutExpired: The command took longer. What it printed is text.
+        subprocess.TimeoutExpired: The command took longer. Its output is text.
     """
     with subprocess.Popen(
         command,
@@ -43,7 +43,7 @@ def run_client(
             output, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired as error:
             os.killpg(process.pid, signal.SIGKILL)
-            # It has bytes whatever the encoding is.
+            # TimeoutExpired has bytes even with an encoding, so its output is decoded here.
             error.stdout, error.stderr = _to_text(error.stdout), _to_text(error.stderr)
             raise
         except BaseException:

@@ -30,7 +30,8 @@ def main() -> int:
     installed = [Installed.of(fields) for fields in parsed.installed]
     rows = [_COLUMNS]
     failed = False
-    # Outside this repository, as programs read the instructions and the log of one around them.
+    # A folder outside this repository, as programs read a surrounding repository's instructions and
+    # git log.
     with (
         tempfile.TemporaryDirectory() as folder,
         scripted_stack(Path(folder), parsed.form) as stack,
@@ -65,7 +66,7 @@ def _row(
 
 
 def _statuses(result: Result) -> str:
-    """Return the number of requests by the status of the answer."""
+    """Return the number of requests per response status as text."""
     statuses = [str(each.response.status) if each.response else "-" for each in result.exchanges]
     return ", ".join(f"{count} x {status}" for status, count in Counter(statuses).items())
 

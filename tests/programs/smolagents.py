@@ -26,7 +26,7 @@ class Smolagents(PypiProgram):
         return [self.path(workspace), "smolagents_script.py", workspace.url, workspace.model]
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        """The engine's example of a string, for the answer of the call that is demanded, is x."""
+        """Check both agents' lines. For a forced call, the engine's example of a string is x."""
         lines = Counter(output.splitlines())
         expected = (f"Read: The secret is {workspace.words[0]}.", "Called: x")
         return [f"{lines[each]} x {each!r}, not 2" for each in expected if lines[each] != 2]

@@ -1,4 +1,4 @@
-"""Agents of smolagents, with complete answers and with streaming ones.
+"""Agents of smolagents, with complete and with streamed answers.
 
 The code agent runs the code in the answer, which calls a tool. The other agent must call a tool.
 """

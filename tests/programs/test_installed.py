@@ -1,4 +1,4 @@
-"""An installation fails, or is left out with a reason; it does not hang."""
+"""Installations that fail or are skipped with a reason, and never hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNREACHABLE = "the npm registry cannot be reached"
 
 
 class _Package(Program):
-    """A program whose registry answers a number of times and then fails."""
+    """A program whose registry answers `answers` times and then fails."""
 
     name = "package"
     registry = "npm"
@@ -85,7 +85,7 @@ def test_a_missing_tool_is_the_reason() -> None:
 
 @pytest.mark.skipif(not shutil.which("npm"), reason="needs npm")
 def test_npm_does_not_answer_from_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens at the port."""
+    """Check an unreachable registry: nothing listens on the port."""
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:1")
     codex = PROGRAMS["codex"]
     assert isinstance(codex, NpmProgram)

@@ -1,4 +1,4 @@
-"""Stored requests lose what is private, and nothing else."""
+"""Stored requests: private data is replaced, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of `make test-programs` fails what it has to fail."""
+"""The verdicts of `make test-programs`: broken runs must fail."""
 
 from __future__ import annotations
 

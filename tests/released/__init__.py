@@ -1,1 +1,1 @@
-"""State on disk and in Redis as releases wrote it, which this one must read."""
+"""State on disk and in Redis that earlier releases wrote and this release must read."""

@@ -31,7 +31,7 @@ from tests.support.redis_server import RedisServer, running_redis
 
 ROOT = Path(__file__).parents[2]
 RELEASED = ROOT / "tests/data/released"
-# In the file of each recorded release: part of what was recorded.
+# Keys that are part of the recorded state in each release's file.
 ADMIN = "sk-admin-of-the-recorded-states-0123456789abcdef"
 OWNER = "sk-tenant-of-the-recorded-states"
 GATEWAYS = "conversations:{all}:gateways"
@@ -45,7 +45,7 @@ _TEXT = "words"
 async def gateway(
     folder: Path, redis_url: str | None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    """Run a gateway with a tenant, an admin, and its state in `folder`/adapters."""
+    """Run a gateway with a tenant and an admin. Its state is in `folder`/adapters."""
     folder.mkdir(exist_ok=True)
     save_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(_TEMPLATE)
@@ -60,7 +60,7 @@ async def gateway(
 
 
 async def write(client: httpx.AsyncClient, service: Any) -> dict[str, str]:
-    """Make adapters, a key and conversations; return the names by which they are found."""
+    """Create adapters, a key and conversations. Return the names needed to find them."""
     registry = Registry(service.adapters.store)
     await registry.load()
     for number in (1, 2):
@@ -94,9 +94,9 @@ async def _respond(client: httpx.AsyncClient, key: str, body: dict[str, Any]) ->
 
 
 async def read(client: httpx.AsyncClient, names: dict[str, str]) -> dict[str, Any]:
-    """Return what a client and an admin find, as JSON that releases have to agree on."""
+    """Return the state that clients and admins see, as JSON equal for all releases."""
     adapter = (await _get(client, "/v1/adapters/zh", ADMIN)).json()
-    # Reads the weights of all versions.
+    # `verify` reads the weights of all versions.
     verified = await client.post("/v1/adapters/zh/verify", headers=_bearer(ADMIN))
     assert verified.status_code == 200, verified.text
     owner = names["key"]
@@ -127,7 +127,7 @@ async def _get(client: httpx.AsyncClient, path: str, key: str) -> httpx.Response
     async with asyncio.timeout(PATIENCE_S):
         while True:
             found = await client.get(path, headers=_bearer(key))
-            # What is copied from a disk into an empty Redis is refused until all of it is there.
+            # Requests get 503 while the gateway copies its disk into an empty Redis.
             if found.status_code != 503:
                 break
             await asyncio.sleep(0.05)
@@ -140,7 +140,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 def dump(client: redis.Redis) -> list[list[Any]]:
-    """Return all keys of a Redis: name, milliseconds to live (0: for ever) and value."""
+    """Return all keys of a Redis: name, TTL in ms (0: none) and dumped value."""
     return [
         [key.decode(), max(0, client.pttl(key)), base64.b64encode(client.dump(key)).decode()]
         for key in sorted(client.scan_iter("*"))
@@ -148,7 +148,7 @@ def dump(client: redis.Redis) -> list[list[Any]]:
 
 
 def restore(client: redis.Redis, dumped: list[list[Any]]) -> None:
-    """Write what `dump` returned into an empty Redis."""
+    """Restore the result of `dump` into an empty Redis."""
     for key, ttl_ms, value in dumped:
         client.restore(key, ttl_ms, base64.b64decode(value))
 

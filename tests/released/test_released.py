@@ -1,4 +1,4 @@
-"""A gateway finds what a release before it wrote, on disk, in Redis, or on both."""
+"""A gateway finds the state of earlier releases on disk, in Redis, or in both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ RELEASES = sorted(path.name for path in RELEASED.iterdir())
 async def test_all_is_found(
     tmp_path: Path, redis_server: RedisServer, release: str, where: str
 ) -> None:
-    """On disk alone as after a flush of Redis; in Redis alone as in a new pod."""
+    """Check each combination: disk alone, as after a flush of Redis, and Redis alone, as in a new
+    pod.
+    """
     recorded = RELEASED / release
     folder = tmp_path / "gateway"
     folder.mkdir()
@@ -33,7 +35,8 @@ async def test_all_is_found(
     expected = json.loads((recorded / FOUND).read_text("utf-8"))
     async with gateway(folder, redis_server.url) as (client, _):
         if where == "disk":
-            # The gateway that wrote it had another name and is waited for. An operator gives it up.
+            # The gateway waits for the one that recorded the state. An operator removes that one's
+            # name.
             with redis_server.client() as at_redis:
                 await becomes(lambda: at_redis.hdel(GATEWAYS, expected["gateway"]))
         assert await read(client, expected["names"]) == expected["found"]

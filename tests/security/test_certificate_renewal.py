@@ -1,4 +1,4 @@
-"""Certificates that are renewed while connections run: the server's, and those that it uses."""
+"""Certificates that are renewed while connections are open: the server's and its clients'."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 class Secret:
-    """A mounted Secret of Kubernetes: files are links through a link that is exchanged."""
+    """A Secret as Kubernetes mounts it: files are symlinks through a symlink that is replaced."""
 
     def __init__(self, folder: Path, **files: Path) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ def _pair(authority: Authority, name: str) -> dict[str, Path]:
 
 
 def _served(port: int, trust: ssl.SSLContext) -> bytes:
-    """The certificate that a new connection is shown."""
+    """Return the server certificate (DER) that a new connection receives."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
         trust.wrap_socket(line, server_hostname="127.0.0.1") as secure,
@@ -111,7 +111,7 @@ def test_the_server_shows_a_renewed_certificate_in_all_workers(
     settings = {"tls_cert": secret["crt"], "tls_key": secret["key"]}
     settings |= {"workers": 2, "redis_url": stack.redis, "admin_port": 0}
     with SecureGateway(trust, tmp_path / "gateway", stack, **settings) as gateway:
-        gateway.wait_for("listening on", times=4)  # two ports, two workers
+        gateway.wait_for("listening on", times=4)  # two ports times two workers
         open_before = http.client.HTTPSConnection(
             "127.0.0.1", gateway.port, context=trust, timeout=PATIENCE_S
         )
@@ -128,7 +128,7 @@ def test_the_server_shows_a_renewed_certificate_in_all_workers(
         assert open_before.sock is line
         open_before.close()
 
-        # A key that is another's, and half a certificate: what is in force stays, and it is said.
+        # A key of another certificate and a truncated certificate are reported, and not used.
         secret.renew(crt=second["crt"], key=first["key"])
         gateway.wait_for("do not belong together", times=2)
         half = tmp_path / "half"
@@ -143,25 +143,25 @@ def test_the_server_shows_a_renewed_certificate_in_all_workers(
         secret.renew(**third)
         gateway.wait_for(READ_AGAIN, times=4)
         _wait_until_all_show(gateway.port, trust, _der(third["crt"]))
-        # SIGHUP reads them in any case.
+        # SIGHUP reads the files again, even if they did not change.
         gateway.process.send_signal(signal.SIGHUP)
         gateway.wait_for(READ_AGAIN, times=6)
-    # Nothing holds the port any more.
+    # No process still listens on the port.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE_S)
 
 
 class _Application:
-    """The least application that a server needs."""
+    """The minimal application that a server needs."""
 
     has_failed = False
     door = None
 
     async def asgi(self, scope: object, receive: object, send: object) -> None:
-        """Nobody asks."""
+        """Do nothing, as the tests send no request."""
 
     def build_error_response(self, *_: object) -> None:
-        """Nobody asks."""
+        """Do nothing, as the tests send no request."""
 
     def watch(self, connections: object, starts: object) -> None:
         pass
@@ -197,7 +197,7 @@ async def test_a_renewal_that_cannot_listen_changes_nothing_and_is_tried_again(
         secret.renew(**second)
         assert server._tls is not None
         server._tls.refresh()
-        # As without descriptors for the second one.
+        # A closed listener fails like one for which no file descriptor is left.
         whole = server._listeners[1].dup()
         server._listeners[1].close()
         for _ in range(3):
@@ -213,7 +213,10 @@ async def test_a_renewal_that_cannot_listen_changes_nothing_and_is_tried_again(
 
 
 def _wait_until_all_show(port: int, trust: ssl.SSLContext, expected: bytes) -> None:
-    """Workers take the new context within a tick each; any idle one accepts."""
+    """Wait until 16 connections in a row receive the expected certificate.
+
+    Each worker switches within one tick, and any idle worker may accept the connection.
+    """
     in_a_row = 0
     for _ in range(10_000):
         in_a_row = in_a_row + 1 if _served(port, trust) == expected else 0
@@ -238,7 +241,7 @@ def test_a_client_whose_authority_was_removed_comes_in_no_more(
         session = _exchange(gateway.port, client, None)
         both.write_bytes(authority.file.read_bytes())
         gateway.wait_for(READ_AGAIN)
-        # The context changes within a tick: until then the client is let in.
+        # Each worker switches within one tick and accepts the client until then.
         for _ in range(1_000):
             try:
                 session = _exchange(gateway.port, client, session)
@@ -255,7 +258,7 @@ def test_a_client_whose_authority_was_removed_comes_in_no_more(
 def _exchange(
     port: int, trust: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> ssl.SSLSession | None:
-    """Ask over a connection that begins with this session; return the one for the next time."""
+    """Send a request on a connection that resumes `session`; return the session for the next."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
         trust.wrap_socket(line, server_hostname="127.0.0.1", session=session) as secure,
@@ -270,7 +273,7 @@ def _exchange(
 
 @contextlib.contextmanager
 def _listening(context: ssl.SSLContext) -> Iterator[int]:
-    """A server that says a word to each who comes in."""
+    """Yield the port of a TLS server that sends "word" to each client."""
 
     def serve() -> None:
         while True:
@@ -295,7 +298,7 @@ def _listening(context: ssl.SSLContext) -> Iterator[int]:
 def test_tickets_are_given_unless_clients_need_certificates(
     authority: Authority, mutual: bool, version: ssl.TLSVersion
 ) -> None:
-    """A ticket would bring a client in without its certificate being looked at again."""
+    """Check that mutual TLS issues no tickets: a resumed session has no certificate check."""
     cert, key = authority.issue("server")
     trust = trust_of(authority, authority.issue("client"))
     trust.maximum_version = version
@@ -315,11 +318,11 @@ def test_tickets_are_given_unless_clients_need_certificates(
     assert resumed is not mutual
 
 
-# Connections that the gateway makes.
+# Connections that the gateway opens as a client.
 
 
 def test_a_server_of_another_name_is_not_trusted(authority: Authority) -> None:
-    """Any certificate of the authority would otherwise do for a false server."""
+    """Check the server's name. Otherwise any certificate of the authority would be accepted."""
     cert, key = authority.issue("server")
     context = client_context(ClientFiles(authority.file))
     with _listening(server_context(cert, key, None)) as port:
@@ -359,7 +362,7 @@ async def test_connections_to_triton_use_renewed_certificates(
             second = _pair(authority, "second")
             secret.renew(**second)
             await asyncio.to_thread(poll_all)
-            if transport == "http2":  # the connection in use stays
+            if transport == "http2":  # the open connection stays
                 assert await client.model_ready("tensorrt_llm")
                 assert len(proxy.serials) == 1
             else:
@@ -398,7 +401,7 @@ async def test_connections_to_triton_trust_a_renewed_authority(
             trusted.write_bytes(authority.file.read_bytes())
             await asyncio.to_thread(poll_all)
             while not await _is_reached(client):
-                await asyncio.sleep(0.05)  # it waits a little between attempts
+                await asyncio.sleep(0.05)  # the client waits between its attempts
         finally:
             await client.close()
 
@@ -427,7 +430,9 @@ async def test_connections_to_redis_use_renewed_certificates(
             )
 
             async def asked(*, again: bool) -> int:
-                """The certificate of the last connection, after a command on one."""
+                """Return the serial number of the latest certificate, after a command on each
+                connection.
+                """
                 if again:
                     client.connection_pool.disconnect()
                 assert await asyncio.to_thread(client.ping)
@@ -444,7 +449,7 @@ async def test_connections_to_redis_use_renewed_certificates(
             secret.renew(**second)
             await asyncio.to_thread(poll_all)
             assert await asked(again=False) == serial_of(second["crt"])
-            assert proxy.serials[-2] != proxy.serials[-1]  # the pool kept its connection
+            assert proxy.serials[-2] != proxy.serials[-1]  # the pool did not reconnect
             assert await asked(again=True) == serial_of(second["crt"])
 
             half = tmp_path / "half"
@@ -459,7 +464,7 @@ async def test_connections_to_redis_use_renewed_certificates(
 
 
 async def _answers_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An HTTP server that says yes, and keeps no connection."""
+    """Answer each HTTP request with 200 and close the connection."""
     head = await reader.readuntil(b"\r\n\r\n")
     for line in head.decode("latin-1").lower().split("\r\n"):
         if line.startswith("content-length:"):
@@ -483,7 +488,7 @@ async def test_traces_are_sent_with_renewed_certificates(
 ) -> None:
     first, second = _pair(authority, "first"), _pair(authority, "second")
     secret = Secret(tmp_path / "secret", **first)
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # they come before the exporter's own
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # these would take precedence
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.file))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", str(secret["crt"]))
@@ -529,7 +534,7 @@ async def test_sources_of_adapters_are_trusted_by_renewed_authorities(
             assert await look() is not None
 
 
-# What looks at the files.
+# Detection of changed files.
 
 
 def _watch(path: Path) -> ReloadedValue[bytes]:
@@ -549,7 +554,7 @@ def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
     path.write_bytes(b"22")
     watched.refresh()
     assert watched.value == b"22"
-    # Renamed over it, of the same size and time.
+    # The new file replaces the old one by a rename, with equal size and modification time.
     new.write_bytes(b"33")
     os.utime(new, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     new.replace(path)
@@ -558,12 +563,15 @@ def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_change_of_permissions_is_seen(tmp_path: Path) -> None:
-    """An unreadable file may become readable with the same content and time."""
+    """Check that new permissions count as a change.
+
+    An unreadable file may become readable with the same content and modification time.
+    """
     path = tmp_path / "file"
     path.touch()
     watched = ReloadedValue("test", [path], partial(next, count()))
     before = path.stat().st_ctime_ns
-    while path.stat().st_ctime_ns == before:  # the clock of files has steps
+    while path.stat().st_ctime_ns == before:  # file times have a coarse resolution
         path.chmod(0o600)
     watched.refresh()
     watched.refresh()
@@ -583,9 +591,9 @@ def test_the_old_value_stays_until_there_is_a_better_one(
     watched.refresh()
     assert watched.value == b"1"
     errors = [record.getMessage() for record in caplog.records]
-    assert len(errors) == 3  # once, when asked, and once for what is wrong now
+    assert len(errors) == 3  # first refresh, forced refresh, and new error
     assert f"test: {UNUSABLE}: bad content; what was read before" in errors[0]
-    path.write_bytes(b"1")  # as it was
+    path.write_bytes(b"1")  # the original content
     with caplog.at_level(logging.INFO):
         watched.refresh()
     assert "test: read again" in caplog.records[-1].getMessage()
@@ -643,7 +651,10 @@ def _encrypted(key: Path, password: bytes) -> bytes:
 
 
 def test_a_pair_is_kept_in_one_file(authority: Authority, tmp_path: Path) -> None:
-    """Apart, a connection that is made meanwhile would get a certificate and another's key."""
+    """Check that certificate and key are copied into one file.
+
+    With two files, a concurrent connection could load a certificate with the key of another.
+    """
     secret = Secret(tmp_path / "secret", **_pair(authority, "one"))
     kept = copy_to_memory("a test", ClientFiles(authority.file, secret["crt"], secret["key"]))
     assert kept.cert == kept.key != kept.ca
@@ -658,7 +669,7 @@ def test_a_pair_is_kept_in_one_file(authority: Authority, tmp_path: Path) -> Non
 def test_files_that_change_while_they_are_checked_are_not_used(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files that were checked would otherwise not be those in use."""
+    """Check that files which change during their check are rejected."""
     secret = Secret(tmp_path / "secret", **_pair(authority, "one"))
     files = ClientFiles(authority.file, secret["crt"], secret["key"])
     check = ssl.SSLContext.load_cert_chain
@@ -687,6 +698,6 @@ def test_the_password_of_a_key_is_read_as_redis_py_reads_it(
         options: dict[str, Any] = parse(url)
         return options | {"ssl_password": unquote(options["ssl_password"])}
 
-    assert with_memory_files(url) == url  # "100%25 of it" opens nothing
+    assert with_memory_files(url) == url  # the password "100%25 of it" is wrong
     monkeypatch.setattr(redis.connection, "parse_url", decoding_twice)
     assert "proc" in with_memory_files(url)

@@ -1,4 +1,4 @@
-"""Who writes a message cannot write another's turn, in whatever field: its tokens are text."""
+"""Control tokens in a client's text: in each field of a chat they stay plain text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTROL = {TOKENIZER.token_to_id(token) for token in ("<|im_start|>", "<|im_end|
 
 
 def _body(text: str) -> dict[str, Any]:
-    """A chat that says `text` in all that a client writes."""
+    """Return a chat with `text` in each field that a client may fill."""
     parameters = {"type": "object", "properties": {text: {"description": text}}}
     function = {"name": "look", "description": text, "parameters": parameters}
     call = {"id": text, "function": {"name": text, "arguments": '{"q": "%s"}'}}
@@ -65,13 +65,13 @@ async def test_no_field_of_a_chat_holds_control_tokens_unless_they_are_allowed(
         ids = (await _post(client, "/tokenize", _body(FORGED)))["tokens"]
         assert (_control(ids) == _control(honest)) is not allowed
         assert TOKENIZER.decode(ids, skip_special_tokens=False).count(FORGED) >= 6
-        # What the engine is given is what was told.
+        # The engine receives the same token ids that /tokenize returns.
         asked = _body(FORGED) | {"model": "demo", "max_tokens": 1, "return_token_ids": True}
         for options, expected in (({}, ids), ({"truncate_prompt_tokens": 40}, ids[-40:])):
             answer = await _post(client, "/v1/chat/completions", asked | options)
             assert answer["prompt_token_ids"] == expected
             assert answer["usage"]["prompt_tokens"] == len(expected)
-        # Who writes a whole prompt writes its tokens too.
+        # A client that sends a raw prompt may use control tokens.
         raw = await _post(client, "/tokenize", {"prompt": FORGED})
         assert len(_control(raw["tokens"])) == 3
 

@@ -1,4 +1,4 @@
-"""Anything at all on the wire: an envelope or a closed connection, never a 500, never silence."""
+"""Arbitrary bytes as requests: an HTTP error or a closed connection, never a 500 or a hang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.raw_http import Answer, answers, connect
 pytestmark = pytest.mark.slow
 
 CHATTY = {"role": "user", "content": "Repeat: 你好，世界！😀🎉 こんにちは"}
-SECONDS = 60  # more than the gateway's own patience with headers; nobody should need it
+SECONDS = 60  # longer than the gateway's header timeout
 FUZZ = settings(
     max_examples=150,
     deadline=None,
@@ -101,7 +101,7 @@ HEADS = st.builds(
     st.sampled_from(["HTTP/1.1"] * 8 + ["HTTP/1.0", "HTTP/2.0", "HTTP/1.1 ", ""]),
     st.lists(LINES, max_size=6).map(lambda lines: ["host: x\r\n", *lines]),
 ).map(lambda head: head.encode("latin-1"))
-# Of one request only, so that it is known which answer has no body.
+# Only one request per connection, so it is known which answer has no body.
 HEAD = st.builds(
     lambda path, lines: f"HEAD {path} HTTP/1.1\r\nhost: x\r\n{''.join(lines)}\r\n".encode(),
     st.sampled_from(PATHS),
@@ -117,14 +117,14 @@ WIRE = st.lists(HEADS | CHUNKS | BYTES, min_size=1, max_size=5).map(b"".join)
 
 
 def _exchange(stack: Stack, data: bytes, cuts: list[int]) -> bytes:
-    """What the server says to `data`, sent in pieces, until it has said all."""
+    """Send `data` in pieces, and return all bytes that the server sends until it closes."""
     said = b""
     with connect(stack.gateway, timeout_s=SECONDS) as connection:
         try:
             edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
             for start, end in pairwise(edges):
                 connection.sendall(data[start:end])
-            with contextlib.suppress(OSError):  # the server may have cut it already
+            with contextlib.suppress(OSError):  # the server may have closed the connection already
                 connection.shutdown(1)
             while piece := connection.recv(65536):
                 said += piece
@@ -153,17 +153,17 @@ def test_any_bytes(stack: Stack, data: bytes, cuts: list[int]) -> None:
 @settings(FUZZ, max_examples=40)
 @given(HEAD, st.lists(st.integers(0, 10_000), max_size=3))
 def test_any_head_request(stack: Stack, data: bytes, cuts: list[int]) -> None:
-    """Its answer has the length of a body that does not come."""
+    """Check that an answer to HEAD has the Content-Length of a body that is not sent."""
     if said := _exchange(stack, data, cuts):
         head, end, body = said.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        # Where the head could not be read, nobody knows that a HEAD was meant.
+        # If the head was invalid, the server did not know that the method is HEAD, and sent a body.
         [answer] = answers(head + end + (body or b" " * length))
         _check(replace(answer, body=body))
     assert httpx.get(f"{stack.gateway}/health/live", timeout=PATIENCE_S).status_code == 200
 
 
-# Where the types of tensors end, and what numbers become on the way to them.
+# Limits of the tensor types, and numbers that lose precision in a conversion.
 EDGES = [0, -0.0, -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64]
 EDGES += [-(2**31) - 1, -(2**63), -(2**63) - 1, 1e-320, 3.5e38, 1.7e308, -1.7e308]
 NESTED = [[], {}, [[]], {"": {}}, [None], [1] * 300, ["x"] * 300, "x" * 3000, "\0", [[1], [2]]]
@@ -197,7 +197,10 @@ def _refused_or_served(answer: httpx.Response, sent: object) -> None:
 def test_any_json(
     stack: Stack, path: str, wanted: dict[str, Any], good: str | None, tail: bytes
 ) -> None:
-    """Fields of any kind, beside good ones in two of three; and text behind them now and then."""
+    """Check fields with random values. Two of three requests also have valid fields.
+
+    Requests without valid fields may end with random bytes.
+    """
     base: dict[str, Any] = {} if good is None else {"model": "demo", "max_tokens": 1}
     if good and "chat" in path:
         base["messages"] = [{"role": "user", "content": "x"}]
@@ -211,7 +214,7 @@ def test_any_json(
 
 
 def _numbers(model: type[BaseModel]) -> list[str]:
-    """The parameters that may be numbers."""
+    """Return the names of the parameters that accept numbers."""
     properties = model.model_json_schema()["properties"]
     kinds = {
         name: {kind.get("type") for kind in field.get("anyOf", [field])}
@@ -224,7 +227,7 @@ def _numbers(model: type[BaseModel]) -> list[str]:
 async def test_every_number_at_the_edges_of_its_type(
     stack: Stack, tmp_path: Path, mode: str
 ) -> None:
-    """Through to the engine: what is served, and what says how large it may be."""
+    """Check that each extreme number is served by the engine or refused with the allowed range."""
     short: dict[str, Any] = {"model": "demo", "max_tokens": 1, "stop": ["a", "e", "i", " "]}
     good = {
         "/v1/chat/completions": short | {"messages": [{"role": "user", "content": "x"}]},
@@ -245,7 +248,7 @@ async def test_every_number_at_the_edges_of_its_type(
                 for name, number in product(_numbers(MODELS[path]), EDGES):
                     sent = base | {name: number}
                     if number >= 2**31 and name != "max_tokens":
-                        del sent["max_tokens"]  # which bounds some of them
+                        del sent["max_tokens"]  # it would limit some of them first
                     tasks.create_task(ask(path, sent))
 
 
@@ -270,7 +273,7 @@ UPLOADS = st.lists(
 @settings(FUZZ, max_examples=60)
 @given(st.sampled_from(["load_lora_adapter", "unload_lora_adapter", "adapters"]), PART, CALLS)
 def test_any_call_of_an_admin(stack: Stack, up: Up, path: str, name: str, wanted: Any) -> None:
-    """None of them is one that changes something."""
+    """Check arbitrary input for admin routes, with names for which nothing can change."""
     if path == "adapters":
         path = f"adapters/{quote(name, safe='')}/rollback"
     key = (up.state_dir / "admin_key").read_text(encoding="utf-8")

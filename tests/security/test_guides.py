@@ -1,4 +1,4 @@
-"""A tenant's schema, expression or grammar reaches the engine only if the engine can compile it."""
+"""Guides of a tenant: a schema, regex or grammar that the engine cannot compile is refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def _chat(client: httpx.AsyncClient, name: str, fields: dict[str, Any]) ->
 
 
 class _Stream:
-    """Another tenant's long answer, which is under way."""
+    """A long streamed answer of another tenant, which runs meanwhile."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         fields = body(prompt="Repeat: a b c", max_tokens=LONG_ANSWER, ignore_eos=True, stream=True)
@@ -140,7 +140,7 @@ async def test_what_cannot_be_compiled_does_not_reach_the_engine(client: httpx.A
                     ": $.properties.tags: uniqueItems is not supported."
                 )
         assert "choices" in await other.next_event()
-    # Joined, since an engine would look at one of them.
+    # The gateway merges `allOf`, since an engine would enforce only one of its schemas.
     parts = [{"properties": {name: {"const": 1}}, "required": [name]} for name in ("a", "b")]
     answer = await _chat(client, "checked", {**_schema({"allOf": parts}), "max_tokens": 40})
     assert answer.status_code == 200
@@ -157,7 +157,7 @@ async def test_unchecked_it_ends_all_and_they_are_told_to_try_again(
     assert (error["code"], error["type"]) == ("engine_step_failed", "server_error")
     assert "try again" in error["message"]
     assert "xgrammar" not in json.dumps(error)
-    # Who may be the cause is not told to do it again.
+    # This tenant's guide may have caused the failure, so its client must not retry.
     assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
     async with _Stream(client):
         pass

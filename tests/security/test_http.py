@@ -1,4 +1,4 @@
-"""Requests that two servers could read in two ways: refused, and nothing after them is served."""
+"""HTTP requests that a proxy and the gateway could read differently: refused, then closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 LIVE = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
 LAST = b"GET /health/live HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
 BODY = b'{"tokens": [1]}'
-# As java.net.http makes it.
+# An upgrade offer as java.net.http sends it.
 OFFER = [
     b"connection: Upgrade, HTTP2-Settings",
     b"http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA",
@@ -27,8 +27,11 @@ OFFER = [
 
 
 def _sent(stack: Stack, *pieces: bytes, answered: int = 0) -> list[Answer]:
-    """What comes until the server closes. The first `answered` pieces are requests that wait for
-    their answers; behind one that is not answered yet nothing is read."""
+    """Send the pieces, and return all answers until the server closes.
+
+    After each of the first `answered` pieces, wait for its answer: the server reads no pipelined
+    request before that.
+    """
     with connect(stack.gateway) as connection:
         found = []
         for number, piece in enumerate(pieces):
@@ -36,7 +39,7 @@ def _sent(stack: Stack, *pieces: bytes, answered: int = 0) -> list[Answer]:
             if number < answered:
                 found.append(next_answer(connection))
             else:
-                time.sleep(0.05)  # a read of its own
+                time.sleep(0.05)  # separate from the next piece
         return found + answers(receive_all(connection))
 
 
@@ -108,7 +111,7 @@ SMUGGLED = {
 
 @pytest.fixture(scope="module")
 def smuggled(stack: Stack) -> dict[str, tuple[list[Answer], list[Answer]]]:
-    """For each, the answers to it alone and behind a good request; all at once, for speed."""
+    """Return for each request its answers alone and after a valid request. All run at once."""
 
     def send(name: str) -> tuple[list[Answer], list[Answer]]:
         alone = _sent(stack, SMUGGLED[name] + LAST)
@@ -122,7 +125,7 @@ def smuggled(stack: Stack) -> dict[str, tuple[list[Answer], list[Answer]]]:
 def test_what_can_be_read_in_two_ways_is_refused(
     smuggled: dict[str, tuple[list[Answer], list[Answer]]], name: str
 ) -> None:
-    """Once, with one answer; what a proxy may have taken for another request is never served."""
+    """Check that one 400 closes the connection, so a smuggled second request is never served."""
     [answer], (first, second) = smuggled[name]
     assert (first.status, second.status) == (200, 400)
     assert (answer.status, answer.headers["connection"]) == (400, "close")
@@ -139,7 +142,7 @@ def test_what_is_plain_is_served(stack: Stack) -> None:
 
 
 def test_a_trailer_is_no_header(stack: Stack) -> None:
-    """A key that came in a trailer has passed no proxy's check."""
+    """Check that a key in a trailer is ignored: a proxy does not check trailers."""
     chunks = POST.replace(b"detokenize", b"v1/adapters") + b"transfer-encoding: chunked\r\n\r\n"
     trailer = b"0\r\nauthorization: Bearer wrong\r\n\r\n"
     [answer] = _sent(stack, chunks + trailer + LAST)
@@ -148,7 +151,7 @@ def test_a_trailer_is_no_header(stack: Stack) -> None:
 
 
 def test_an_offer_of_another_protocol_is_ignored(stack: Stack) -> None:
-    """With a body; what comes behind it is the next request, and the body never is."""
+    """Check that an upgrade offer with a body is served, and that its body is no request."""
     chunks = _head(*OFFER, b"transfer-encoding: chunked") + b"%x\r\n%b\r\n0\r\n\r\n"
     inside = b'{"tokens": [1], "text": "' + LIVE.replace(b"\r\n", b" ") + b'"}'
     pieces = [
@@ -170,7 +173,7 @@ def test_what_follows_an_upgrade_is_not_read(stack: Stack) -> None:
 
 
 def test_requests_behind_one_that_runs_are_not_queued(stack: Stack) -> None:
-    """The first is answered as if nothing had come behind it, and the connection closes."""
+    """Check that the first request is answered, and the connection closed, despite pipelining."""
     body = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 20, "ignore_eos": True})
     first = post("/v1/completions", body.encode())
     for behind in (LIVE * 5000, b"\0garbage", b"GET / HTTP/9.9\r\n\r\n"):
@@ -181,7 +184,7 @@ def test_requests_behind_one_that_runs_are_not_queued(stack: Stack) -> None:
 
 
 def test_an_answer_before_the_body_ends(stack: Stack) -> None:
-    """The rest of the body is read past, and is no request."""
+    """Check that the rest of a refused body is skipped and not read as a request."""
     key = b"authorization: Bearer wrong"
     request = post("/v1/adapters", LIVE * 100, key)
     head, body = request[: -len(LIVE) * 100], request[-len(LIVE) * 100 :]
@@ -191,7 +194,10 @@ def test_an_answer_before_the_body_ends(stack: Stack) -> None:
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_last_answer_before_the_body_ends(stack: Stack, version: bytes) -> None:
-    """It arrives, and no reset throws it away: nginx speaks like this to what stands behind it."""
+    """Check that an early answer arrives before the connection closes.
+
+    A TCP reset would discard the answer. nginx sends such requests to its backends.
+    """
     size = 50_000_000
     head = _head(b"connection: close", b"content-length: %d" % size)
     with connect(stack.gateway) as connection:
@@ -215,7 +221,7 @@ def test_a_body_in_another_coding_is_not_unpacked(stack: Stack) -> None:
 
 
 def test_only_who_can_take_it_is_told_to_continue(stack: Stack) -> None:
-    """To a client of HTTP/1.0, `100 Continue` would be the answer."""
+    """Check that HTTP/1.0 clients get no `100 Continue`, which they would take for the answer."""
     wanted = post("/detokenize", BODY, b"expect: 100-continue", b"connection: close")
     head, body = wanted[: -len(BODY)], wanted[-len(BODY) :]
     for version, lines in ((b"1.1", [b"HTTP/1.1 100 Continue"]), (b"1.0", [])):
@@ -227,7 +233,7 @@ def test_only_who_can_take_it_is_told_to_continue(stack: Stack) -> None:
                     said += (byte := connection.recv(1))
                     assert byte, said
             else:
-                time.sleep(0.5)  # for one that should not come
+                time.sleep(0.5)  # time for an interim answer, which must not come
             connection.sendall(body)
             said += receive_all(connection)
         assert said.split(b"\r\n")[: len(lines)] == lines

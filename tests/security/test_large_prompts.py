@@ -1,4 +1,4 @@
-"""Prompts of megabytes: what they cost, who waits for them, and what of them stays."""
+"""Prompts of megabytes: their CPU time, their memory, and the delay for other tenants."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ FLOOD, SMALL = ({"authorization": f"Bearer {key}"} for key in KEYS.values())
 def test_what_cannot_fit_is_not_tokenized(
     stack: Stack, path: str, param: str, fields: dict[str, Any]
 ) -> None:
-    """Tokenizing it takes some 4 s."""
+    """Check that a prompt that exceeds the context is refused by its size. Tokenizing takes some 4
+    s.
+    """
     content = json.dumps({"model": "demo", **fields})
     with costs_less_than(1.0, stack.pids["gateway"]):
         answer = httpx.post(stack.gateway + path, content=content, timeout=60)
@@ -73,7 +75,7 @@ def test_of_a_truncated_prompt_only_the_end_is_tokenized(stack: Stack) -> None:
 
 
 def test_memory_of_large_bodies_is_bounded_and_comes_back(stack: Stack, tmp_path: Path) -> None:
-    """64 of them at once, by clients that leave when they have sent, or stay."""
+    """Check 64 concurrent bodies. A client closes when it has sent its body or is refused."""
     config = write_config(tmp_path / "c.yaml", *[tenant(*pair) for pair in KEYS.items()])
     content = json.dumps(body(prompt=HUGE)).encode()
     request = post("/v1/completions", content, f"authorization: Bearer {KEYS['flood']}".encode())
@@ -92,7 +94,7 @@ def test_memory_of_large_bodies_is_bounded_and_comes_back(stack: Stack, tmp_path
                 connections = [each for each in map(_sent, connections) if each is not None]
                 time.sleep(0.01)
             assert client.post("/v1/completions", json=body()).status_code == 200
-        # The last ones may still be looked at.
+        # The gateway may still process the last bodies.
         deadline = time.monotonic() + 60
         while memory().rss > before + 50 * MEGABYTE and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -103,13 +105,13 @@ def test_memory_of_large_bodies_is_bounded_and_comes_back(stack: Stack, tmp_path
 def _sent(
     state: tuple[socket.socket, memoryview],
 ) -> tuple[socket.socket, memoryview] | None:
-    """Sends what goes; hangs up when that was all, or when it is answered before."""
+    """Send what the socket accepts. Return the rest, or close the connection and return None."""
     connection, left = state
     try:
         left = left[connection.send(left[: 2**18]) :]
     except BlockingIOError:
         return connection, left
-    except OSError:  # refused, and closed
+    except OSError:  # the gateway refused and closed
         left = left[:0]
     if left:
         return connection, left
@@ -119,7 +121,7 @@ def _sent(
 
 @asynccontextmanager
 async def _endless(folder: Path, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    """A gateway of two tenants whose model takes prompts of any length: none is refused by it."""
+    """Yield a gateway with two tenants, whose model accepts prompts of any length."""
     save_tokenizer(folder)
     config = write_config(folder / "c.yaml", *[tenant(*pair) for pair in KEYS.items()])
     fake = FakeTriton(tokens=[60], fault=None, step=0)
@@ -132,8 +134,11 @@ async def _endless(folder: Path, **settings: Any) -> AsyncIterator[tuple[httpx.A
 
 
 def _watch(service: Any) -> tuple[list[tuple[str, str]], threading.Event]:
-    """What happens to work on text from now on: `asked` for, `begun`; with its tenant. And what
-    work that has begun waits for, so that no thread is done with all before others are asked."""
+    """Record the tokenization jobs from now on.
+
+    Return a list of (`asked` or `begun`, tenant), and an event. Jobs that have begun wait for the
+    event, so that no thread finishes before other tenants have asked.
+    """
     seen: list[tuple[str, str]] = []
     free = threading.Event()
     run = service.prompts.threads.run
@@ -159,7 +164,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("chars", [5000, 400_000])
 async def test_one_text_of_the_flood_is_before_that_of_another(tmp_path: Path, chars: int) -> None:
-    """The one that is under way when it comes, and one whose turn is next."""
+    """Check that a small tenant waits for at most one more text of the flood."""
     async with _endless(tmp_path) as (client, service):
         seen, free = _watch(service)
 
@@ -181,7 +186,7 @@ async def test_one_text_of_the_flood_is_before_that_of_another(tmp_path: Path, c
 
 
 async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
-    """Of twenty that hang up, all are left out whose turn has not come."""
+    """Check that of twenty cancelled requests only the running one is tokenized."""
     async with _endless(tmp_path) as (client, service):
         seen, free = _watch(service)
         request = {"json": {"prompt": "x" * 400_000}, "headers": FLOOD}
@@ -190,7 +195,7 @@ async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
         for task in flood:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
-        # All have been seen to leave, while one is worked for.
+        # All cancelled requests have left the queues, except for the one that runs.
         bodies, turns = service.body_budget, service.prompts.threads.long
         await _until(lambda: not (turns.waiting_chars or bodies.waiting or bodies.in_flight))
         free.set()
@@ -203,7 +208,7 @@ async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_one_too_many_is_refused_before_its_body_is_read(tmp_path: Path, path: str) -> None:
-    """The one before it counts, though it was none."""
+    """Check that a second request gets 429 from its headers alone. The invalid first one counts."""
     save_tokenizer(tmp_path)
     limited = tenant("small", KEYS["small"], requests_per_minute=1)
     config = write_config(tmp_path / "limited.yaml", limited)
@@ -228,7 +233,7 @@ async def test_what_asks_no_engine_is_counted_too(tmp_path: Path, path: str) -> 
         for status in (200, 200, 429):
             answer = await client.post(path, json=fields, headers=SMALL)
             assert answer.status_code == status
-        # Before its body is looked at.
+        # The limit is checked before the body.
         answer = await client.post(path, content=b"nothing", headers=SMALL)
         assert answer.status_code == 429
         assert answer.json()["error"]["code"] == "rate_limit_exceeded"

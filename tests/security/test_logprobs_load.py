@@ -1,4 +1,4 @@
-"""Log probabilities cost a hundred times what tokens cost: who waits for them, and who does not."""
+"""Log probabilities cost a hundred times as much as tokens: only their own requests are delayed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ HANGS_AFTER_S = 60
 
 
 class World:
-    """A gateway whose work on logits is watched, and can be held up."""
+    """A gateway whose jobs on logits are recorded, and wait while `free` is not set."""
 
     def __init__(self, fake: LogitsTriton, client: httpx.AsyncClient, service: Any) -> None:
         self.fake = fake
         self.client = client
         self.service = service
         self.events: list[tuple[str, str]] = []
-        """What happens to work on logits: `asked` for, `begun`; with its tenant."""
+        """Pairs of an event, `asked` or `begun`, and the job's tenant."""
         self.in_loop = 0
-        """How much of it was done in the event loop's thread."""
+        """Number of jobs that ran in the event loop's thread."""
         self.made: set[type] = set()
-        """Of what types its results are."""
+        """Types of the jobs' results."""
         self.free = threading.Event()
         self.free.set()
         run, loops = service.logits.run, threading.get_ident()
@@ -61,7 +61,7 @@ class World:
         service.logits.run = watched
 
     async def stream(self, headers: dict[str, str], **fields: Any) -> list[Any]:
-        """The choices of all chunks."""
+        """Return the choices of all chunks."""
         answer = await self.client.post("/v1/completions", json=ASKED | fields, headers=headers)
         assert answer.status_code == 200, answer.text
         *frames, done, _ = answer.text.split("\n\n")
@@ -107,7 +107,7 @@ async def test_an_answer_of_many_is_written_off_the_loop(
 
 
 async def test_streams_keep_their_order_off_the_loop(tmp_path: Path) -> None:
-    """Twelve at once; the alternatives of each token are its own."""
+    """Check twelve concurrent streams: each token has its own alternatives, in order."""
     async with world(tmp_path) as here:
         text = "".join(choice["text"] for choice in await here.stream(SMALL))
         assert len(text) == len(TOKENS)
@@ -127,7 +127,7 @@ async def test_streams_keep_their_order_off_the_loop(tmp_path: Path) -> None:
 
 
 async def test_others_tokens_do_not_wait_for_log_probabilities(tmp_path: Path) -> None:
-    """While nothing at all comes of those, another tenant's stream comes to its end."""
+    """Check that another tenant's stream ends while all jobs on logits wait."""
     async with world(tmp_path) as here:
         here.free.clear()
         flood = [asyncio.create_task(here.stream(FLOOD, logprobs=5)) for _ in range(16)]
@@ -143,7 +143,7 @@ async def test_others_tokens_do_not_wait_for_log_probabilities(tmp_path: Path) -
 
 
 async def test_log_probabilities_of_tenants_take_turns(tmp_path: Path) -> None:
-    """Behind a flood another's stream waits for one piece of its work at a time."""
+    """Check round robin: a small tenant waits for at most two jobs of the flood between its own."""
     async with world(tmp_path) as here:
         here.free.clear()
         flood = [asyncio.create_task(here.stream(FLOOD, logprobs=5)) for _ in range(16)]
@@ -178,7 +178,10 @@ async def test_a_client_that_leaves_is_not_worked_for(tmp_path: Path) -> None:
 
 
 async def test_the_logits_of_a_prompt_are_never_here_as_a_whole(tmp_path: Path) -> None:
-    """While nothing of them is worked on, the engine does not get rid of its 100 MB."""
+    """Check that the gateway reads 100 MB of logits step by step.
+
+    While no job on them runs, the engine cannot finish sending them.
+    """
     async with world(tmp_path, max_seq_len=2000) as here:
         here.fake.vocabulary = 2**17
         fields = {"prompt": "x" * 200, "echo": True, "max_tokens": 0, "stream": False}
@@ -211,7 +214,8 @@ async def test_the_logits_of_a_prompt_have_a_bound(
             assert error["param"] == "echo"
             assert "10 tokens" in error["message"]
             assert not here.fake.requests
-            # Echoed without them, or with those of what is generated alone, it is served.
+            # The same prompt is served without log probabilities, or with those of generated tokens
+            # only.
             for free in ({}, {"logprobs": 0, "echo": False}):
                 answer = await here.client.post(
                     "/v1/completions", json=ASKED | fields | free, headers=SMALL
@@ -220,7 +224,7 @@ async def test_the_logits_of_a_prompt_have_a_bound(
 
 
 async def test_the_choices_of_a_prompt_share_its_run(tmp_path: Path) -> None:
-    """Each shows what a choice alone shows; the engine gives the logits of each prompt once."""
+    """Check that all choices of a prompt equal a single one, and that the engine scores it once."""
     async with world(tmp_path) as here:
         echo = {"prompt": ["abc", "vwxyz"], "echo": True, "logprobs": 2, "max_tokens": 1}
 
@@ -230,13 +234,13 @@ async def test_the_choices_of_a_prompt_share_its_run(tmp_path: Path) -> None:
             assert answer.status_code == 200, answer.text
             return [(choice["text"], choice["logprobs"]) for choice in answer.json()["choices"]]
 
-        more = len(TOKENS)  # of which this engine makes all
+        more = len(TOKENS)  # this engine always generates all of them
         alone = await shown()
         await here.until(lambda: here.fake.prompts_answered == 2)
         assert [len(logprobs["tokens"]) for _, logprobs in alone] == [3 + more, 5 + more]
         assert await shown(n=64) == [alone[0]] * 64 + [alone[1]] * 64
         await here.until(lambda: here.fake.prompts_answered == 4)
-        # The first choice alone asks for more alternatives than it echoes.
+        # Only the first choice requests more alternatives than the echo shows.
         assert await shown(n=3, prompt_logprobs=5) == [alone[0]] * 3 + [alone[1]] * 3
         await here.until(lambda: here.fake.prompts_answered == 6)
         nothing_new = await shown(n=3, max_tokens=0)

@@ -1,4 +1,4 @@
-"""As many connections as a process takes, and more: who is answered, and which of them go."""
+"""More connections than a process accepts: which are closed, and which requests are served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class World:
-    """A gateway of few connections, and an engine that may hold its answers back."""
+    """A gateway with a low connection limit, and an engine that can delay its answers."""
 
     def __init__(self, fake: FakeTriton, client: httpx.AsyncClient, service: Any, server: Server):
         self.fake = fake
@@ -46,7 +46,7 @@ class World:
         return reader, writer
 
     async def ask(self, path: str, *, port: int | None = None, address: str = "") -> httpx.Response:
-        """On a connection of its own: a completion, or a GET."""
+        """Send a completion or a GET on a new connection, and return the answer."""
         transport = httpx.AsyncHTTPTransport(local_address=address or None)
         url = f"http://127.0.0.1:{port or self.port}{path}"
         async with httpx.AsyncClient(transport=transport, timeout=HANGS_AFTER_S) as client:
@@ -55,7 +55,7 @@ class World:
             return await client.get(url)
 
     async def busy(self, count: int) -> list[asyncio.Task[httpx.Response]]:
-        """Requests that the engine has and does not answer yet."""
+        """Return `count` requests that the engine has received and not answered yet."""
         tasks = [asyncio.create_task(self.ask("/v1/completions")) for _ in range(count)]
         await self.until(lambda: len(self.fake.requests) == count)
         return tasks
@@ -88,7 +88,7 @@ async def world(folder: Path, **settings: Any) -> AsyncIterator[World]:
 
 
 async def test_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
-    """Each has asked once; the oldest go, and the others are kept."""
+    """Check that the oldest idle connections are closed, and the newest stay open."""
     limit, many = 20, 200
     async with world(tmp_path, max_connections=limit) as here:
         here.fake.released.set()
@@ -123,7 +123,7 @@ async def test_health_metrics_and_admins_are_answered_while_all_are_busy(tmp_pat
     async with world(tmp_path, max_connections=limit, admin_port=0) as here:
         admin_port = here.server.servers[1].sockets[0].getsockname()[1]
         busy = await here.busy(limit)
-        # They do not take the room of probes.
+        # Silent connections do not use up the connections reserved for probes.
         silent = [await here.connect() for _ in range(RESERVED_CONNECTIONS + 20)]
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{here.port}", timeout=PATIENCE_S
@@ -143,13 +143,13 @@ async def test_health_metrics_and_admins_are_answered_while_all_are_busy(tmp_pat
             assert here.connections <= limit + RESERVED_CONNECTIONS
             here.fake.released.set()
             assert [(await task).status_code for task in busy] == [200] * limit
-            # The refused one has kept its connection.
+            # The connection of the refused request is still open.
             assert (await client.post("/v1/completions", json=ASKED)).status_code == 200
         assert len(silent) == RESERVED_CONNECTIONS + 20
 
 
 async def test_requests_that_come_slowly_give_way(tmp_path: Path) -> None:
-    """Each has a head that is whole, and a body of which nothing comes."""
+    """Check requests with a complete head and no byte of their body."""
     limit = 3
     head = post("/v1/completions", b"x" * 1000)[:-1000]
     async with world(tmp_path, max_connections=limit) as here:
@@ -174,7 +174,10 @@ async def test_requests_that_come_slowly_give_way(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def _no_room_for_bodies(here: World) -> AsyncIterator[bytes]:
-    """All room for large bodies is taken; yields the beginning of one, which fills what is read."""
+    """Use up the byte budget for large bodies.
+
+    Yield the start of another large request, which fills the gateway's read buffer.
+    """
     most = here.service.settings.max_body_bytes
     async with AsyncExitStack() as stack:
         for number in range(4):
@@ -184,7 +187,7 @@ async def _no_room_for_bodies(here: World) -> AsyncIterator[bytes]:
 
 
 async def test_bodies_that_wait_for_room_give_way(tmp_path: Path) -> None:
-    """They are not read from, so it is not their clients who are slow."""
+    """Check that a queued body gives way, though the gateway has paused reading it."""
     limit = 3
     async with world(tmp_path, max_connections=limit) as here, _no_room_for_bodies(here) as large:
         here.fake.released.set()
@@ -220,7 +223,7 @@ async def test_an_address_has_a_bound_of_its_own(tmp_path: Path) -> None:
         assert (await here.ask("/v1/completions")).status_code == 503
         assert (await here.ask("/health/live")).status_code == 200
         assert (await here.ask("/v1/completions", address="127.0.0.2")).status_code == 200
-        # Beyond what probes need nothing more is heard.
+        # Once the reserved connections are used up too, the next one is refused unread.
         held += [await here.connect() for _ in range(RESERVED_CONNECTIONS)]
         reader, _ = await here.connect()
         [answer] = answers(await reader.read())
@@ -232,7 +235,7 @@ async def test_an_address_has_a_bound_of_its_own(tmp_path: Path) -> None:
 
 
 class _Client:
-    """Of an address, and nothing else."""
+    """A connection with nothing but an address."""
 
     is_slow = False
 

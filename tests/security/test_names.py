@@ -1,4 +1,4 @@
-"""Names and paths of strangers: they lead nowhere but where they should."""
+"""Names and paths from clients: none leads outside the adapters' folder."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_only_folders_below_the_root_are_read(admin: httpx.Client, up: Up, tmp_p
         assert answer.status_code == 400, path
         error = answer.json()["error"]
         told[path] = (error["code"], error["message"].replace(repr(path), "PATH"))
-    # What lies outside is as if it were not there.
+    # The answer for a path outside the folder is the same as for a missing one.
     nowhere = admin.post("/v1/load_lora_adapter", json={"lora_name": "stolen", "lora_path": "none"})
     expected = nowhere.json()["error"]["message"].replace("'none'", "PATH")
     for path in (str(outside), "..", "out", "links/up", "/dev", "/proc/self/cwd"):
@@ -146,7 +146,7 @@ def test_a_device_or_a_pipe_is_no_adapter(admin: httpx.Client, up: Up) -> None:
     folder.mkdir()
     os.mkfifo(folder / "adapter_config.json")
     body = {"lora_name": "pipe", "lora_path": "pipe"}
-    answer = admin.post("/v1/load_lora_adapter", json=body)  # and does not wait for a writer
+    answer = admin.post("/v1/load_lora_adapter", json=body)  # must not block
     assert answer.status_code == 400
     (folder / "adapter_config.json").unlink()
     folder.rmdir()

@@ -1,4 +1,4 @@
-"""What a gateway is told in confidence is in no log, no metric and nobody else's answer."""
+"""Keys and prompts of clients: in no log, no metric and no other client's answer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KEYS = {
     name: f"sk-{name}-UNIQUE-long-enough-{name[::-1]}"
     for name in ("tenant", "other", "admin", "wrong", "header", "trailer", "metadata", "redis")
 }
-"""Keys: in nothing that leaves the process."""
+"""Secrets that must not appear in any output of the process."""
 TEXTS = {
     name: f"{name} words UNIQUE {name[::-1]}"
     for name in ("prompt", "message", "system", "stop", "tool", "schema", "user", "unread", "query")
 }
-"""What was said: back to whoever said it at most, and in no log."""
+"""Prompt texts, which may return to their own client only, and must not appear in logs."""
 
 
 def _requests(client: httpx.Client, other: httpx.Client, admin: httpx.Client) -> str:
-    """All kinds of them, good and bad; their answers, headers included."""
+    """Send valid and invalid requests to all routes. Return their answers with headers."""
     chat = {
         "model": "demo",
         "messages": [
@@ -81,7 +81,7 @@ def _requests(client: httpx.Client, other: httpx.Client, admin: httpx.Client) ->
 
 
 def _raw(url: str) -> str:
-    """Requests that end in the middle, or that are none."""
+    """Send truncated and malformed requests, and return the answers."""
     key = b"authorization: Bearer " + KEYS["tenant"].encode()
     said = TEXTS["unread"].encode()
     found = b""
@@ -130,7 +130,7 @@ def test_a_whole_run_leaves_no_secret_behind(stack: Stack, tmp_path: Path, level
             admin.base_url = httpx.URL(f"http://127.0.0.1:{gateway.admin_port}")
             told = _requests(client, other, admin) + _raw(gateway.url)
             metrics = admin.get("/metrics").text
-            # A key where its hash should be, in a file that is read again.
+            # The configuration that is read again has a key instead of its hash.
             write_config(config, {"name": "tenant", "keys": [KEYS["wrong"]], "models": []})
             gateway.process.send_signal(signal.SIGHUP)
             gateway.wait_for("refused")

@@ -1,4 +1,4 @@
-"""Clients that are slow on purpose: they are cut, and nobody else notices."""
+"""Deliberately slow clients: the gateway closes their connections, and others are not delayed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.raw_http import HOST, answers, connect, next_answer, post, re
 pytestmark = pytest.mark.slow
 
 HEAD_S, BODY_S = 3, 3
-CLIENTS_IDLE_S = 5  # after which httpx gives a connection up
+CLIENTS_IDLE_S = 5  # seconds until httpx closes an idle connection
 HANGS_AFTER_S = 60
 MANY = 200
 START = b"GET /health/live HTTP/1.1\r\n"
@@ -41,7 +41,7 @@ def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 async def _received(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the server closes; a reset, for what it was sent then, ends it too."""
+    """Return all bytes until the server closes or resets the connection."""
     data = b""
     with contextlib.suppress(ConnectionError):
         while piece := await reader.read(65536):
@@ -50,7 +50,7 @@ async def _received(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _slow_headers(port: int) -> tuple[float, bytes]:
-    """Seconds until the server has had enough, and what it said."""
+    """Return the seconds until the server closes the connection, and its answer."""
     started = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = asyncio.create_task(_received(reader))
@@ -87,7 +87,7 @@ async def test_headers_that_never_end_keep_nobody_waiting(tmp_path: Path) -> Non
 
 async def test_headers_that_never_end_are_cut(gateway: GatewayProcess) -> None:
     async with httpx.AsyncClient(base_url=gateway.url, timeout=HANGS_AFTER_S) as client:
-        # Its own connection has headers, and is not late with them.
+        # This client's connection has sent headers, so the header timeout does not apply.
         assert (await client.get("/health/live")).status_code == 200
         slow = [asyncio.create_task(_slow_headers(gateway.port)) for _ in range(MANY)]
         assert (await client.post("/v1/completions", json=body())).status_code == 200
@@ -102,7 +102,7 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word(gateway: Gatewa
     with connect(gateway.url) as silent, connect(gateway.url) as second:
         second.sendall(START + HOST + b"\r\n")
         assert next_answer(second).status == 200
-        second.sendall(b"\r\n")  # less than a request; it does not count as being idle
+        second.sendall(b"\r\n")  # an incomplete request
         assert receive_all(silent) == b""
         [answer] = answers(receive_all(second))
         assert answer.status == 408
@@ -127,11 +127,14 @@ def test_a_body_that_trickles_after_its_answer_is_cut(gateway: GatewayProcess) -
         connection.sendall(post("/v1/adapters", b"x" * 50)[:-50])
         assert next_answer(connection).status == 403
         connection.sendall(b"x")
-        assert receive_all(connection) == b""  # closed, and no second answer
+        assert receive_all(connection) == b""  # closed without a second answer
 
 
 async def test_a_large_body_may_take_its_time(tmp_path: Path) -> None:
-    """The client is in the gateway's process, so that neither is kept waiting by the other's."""
+    """Check that a large body may arrive slowly.
+
+    Client and gateway share a process, so neither runs while the other does not.
+    """
     save_tokenizer(tmp_path)
     content = json.dumps({"tokens": [1] * 150_000}).encode()
     request = post("/detokenize", content, b"connection: close")
@@ -151,7 +154,9 @@ async def test_a_large_body_may_take_its_time(tmp_path: Path) -> None:
 
 
 def test_an_idle_connection_is_kept(gateway: GatewayProcess) -> None:
-    """It has asked before; it may then be idle for longer than clients let theirs be."""
+    """Check that a connection with one request behind it may stay idle for longer than httpx
+    allows.
+    """
     with connect(gateway.url) as connection:
         for pause_s in (CLIENTS_IDLE_S + 1, 0):
             connection.sendall(START + HOST + b"\r\n")
@@ -159,15 +164,15 @@ def test_an_idle_connection_is_kept(gateway: GatewayProcess) -> None:
             time.sleep(pause_s)
 
 
-# Readers. The engine is scripted: it has more to say than any buffer of the system holds.
+# Slow readers. The scripted engine has more tokens than all buffers of the system hold.
 
 TOKENS = 60_000
-TOKEN_BYTES = 200  # of a frame, and less than one is
+TOKEN_BYTES = 200  # less than one SSE event has
 READERS = 20
 
 
 async def _reading(port: int) -> socket.socket:
-    """A stream of an answer that its client has begun to read."""
+    """Start a stream, and return its socket once the first bytes have been read."""
     loop = asyncio.get_running_loop()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -180,7 +185,7 @@ async def _reading(port: int) -> socket.socket:
 
 
 def _is_full(connection: object) -> bool:
-    """Of a connection, the buffer for what its client does not read."""
+    """Return True if data waits in the transport's write buffer."""
     assert isinstance(connection, HttpProtocol)
     return connection.transport.get_write_buffer_size() > 0
 
@@ -200,14 +205,15 @@ async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
     ):
         readers = [await _reading(client.base_url.port or 0) for _ in range(READERS)]
         for connection in server.server_state.connections:
-            # The system would take megabytes of each: a minute of this test's time, and of others'.
+            # The default send buffer takes megabytes of each stream, which would cost this test a
+            # minute.
             accepted = connection.transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
         try:
             async with asyncio.timeout(10 * HANGS_AFTER_S):
                 while not all(_is_full(each) for each in server.server_state.connections):
                     await asyncio.sleep(0.05)
-            # Until every buffer on the way is.
+            # Wait until all buffers on the way are full.
             given = -1
             while given != servicer.given:
                 given = servicer.given
@@ -220,7 +226,7 @@ async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
                 assert (await client.get("/v1/models")).status_code == 200
                 await asyncio.sleep(1)
             grown = psutil.Process().memory_info().rss - before
-            # Not read: READERS * TOKENS * TOKEN_BYTES, some 240 MB.
+            # The unread answers have READERS * TOKENS * TOKEN_BYTES, some 240 MB.
             assert grown < READERS * TOKENS * TOKEN_BYTES / 10
             for connection in server.server_state.connections:
                 assert isinstance(connection, HttpProtocol)
@@ -258,8 +264,10 @@ async def test_a_stream_that_is_not_read_is_ended(tmp_path: Path) -> None:
 
 
 async def test_the_deadline_waits_for_no_reader(tmp_path: Path) -> None:
-    """All that the request holds is given back then, though its client has not read what there is,
-    and takes a byte now and then."""
+    """Check that a request's deadline frees all its resources despite a slow reader.
+
+    The client has not read the buffered tokens, and reads one byte now and then.
+    """
     clock, loop = EventClock(), asyncio.get_running_loop()
     save_tokenizer(tmp_path)
     servicer = FakeTriton(tokens=[65] * TOKENS, fault=None, step=0)
@@ -293,7 +301,7 @@ async def test_the_deadline_waits_for_no_reader(tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_nobody_takes_keeps_no_connection(tmp_path: Path) -> None:
-    """It is complete and the connection closed, but for what the system still holds."""
+    """Check that a complete answer that is not read is dropped and its connection closed."""
     save_tokenizer(tmp_path)
     wanted = {"prompt": "x" * 1_000_000, "return_token_strs": True}
     loop = asyncio.get_running_loop()

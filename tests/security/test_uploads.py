@@ -1,4 +1,4 @@
-"""Adapters of strangers: whatever the files hold, 4xx or a whole adapter, and bounded memory."""
+"""Malformed adapter uploads: each gives 4xx or a complete adapter, in bounded memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Files = dict[str, bytes]
 
 
 class Folder(Files):
-    """What is told of a failed example has their sizes: Hypothesis refuses to tell more."""
+    """Adapter files whose repr has only sizes: Hypothesis does not print longer ones."""
 
     def __repr__(self) -> str:
         return repr({name: len(data) for name, data in self.items()})
@@ -84,7 +84,7 @@ EDITS = st.lists(
 
 
 def _edited(data: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
-    """Some bytes replaced, removed or put in, mostly where the structure is."""
+    """Return `data` with bytes replaced, removed or inserted, mostly in its headers."""
     for place, removed, put in edits:
         start = place % (len(data) + 1)
         data = data[:start] + put + data[start + removed :]
@@ -146,7 +146,7 @@ _Q = "model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
 def _named(names: Iterable[str]) -> Files:
-    """Tensors of no values, one for each name."""
+    """Return a safetensors file of empty tensors with these names."""
     entry = b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
     header = b",".join(b'"' + name.encode() + entry for name in names)
     return {"adapter_model.safetensors": _tensors(b"{" + header + b"}")}
@@ -167,7 +167,7 @@ def _configuration(**fields: Any) -> Files:
     return {"adapter_config.json": json.dumps(known).encode()}
 
 
-# Made where they are used: each process collects all tests.
+# Built only when used, as each pytest worker collects all tests.
 BOMBS: dict[str, Callable[[], Files]] = {
     "header length": lambda: {"adapter_model.safetensors": b"\xff" * 8},
     "length past the end": lambda: {"adapter_model.safetensors": (2**40).to_bytes(8, "little")},
@@ -213,12 +213,12 @@ BOMBS: dict[str, Callable[[], Files]] = {
 def test_a_bomb_does_not_go_off(
     gateway: GatewayProcess, peft_files: Files, npy_files: Files, name: str
 ) -> None:
-    """Refused at the cost and with the memory of the upload itself, while others are served."""
+    """Check that refusing a bomb costs little more CPU time and memory than the upload itself."""
     bomb = BOMBS[name]()
     [file] = bomb
     good = npy_files if file.endswith(".npy") else peft_files
     process = psutil.Process(gateway.process.pid)
-    _upload(gateway, good | {file: b"x"})  # what an upload needs at all
+    _upload(gateway, good | {file: b"x"})  # warm-up: memory that any upload needs
     before = process.memory_info().rss
     with costs_less_than(CPU_SECONDS, process.pid):
         assert _upload(gateway, good | bomb).status_code in {400, 413}

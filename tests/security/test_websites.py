@@ -1,4 +1,4 @@
-"""A gateway without keys, on the machine of somebody who visits websites."""
+"""A gateway without keys on a developer's machine, and requests from web pages they visit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["browser"]
 
 KEY = "sk-the-key-of-acme"
 COUNTED = "gateway_completion_tokens_total"
-# Sent without asking the gateway first: to a browser, it is what a form could have sent.
+# A "no-cors" request needs no CORS preflight: for a browser it is like a form.
 PAGE = """<script>
 const sent = {method: "POST", mode: "no-cors", body: %s};
 fetch("%s/v1/completions", sent).then(() => { document.title = "sent"; });
@@ -73,14 +73,17 @@ def test_what_a_page_of_another_site_sends_is_refused(
 
 
 def test_what_a_page_only_reads_is_for_the_browser_to_keep_from_it(stack: Stack) -> None:
-    """Without that, no link from another site would lead to the console."""
+    """Check that GET from other sites is allowed, as for links to the console.
+
+    The browser hides the answer from the page.
+    """
     headers = {"sec-fetch-site": "cross-site", "origin": "https://website.example"}
     assert _ask(stack.gateway, headers, "/v1/models").status_code == 200
 
 
 @pytest.fixture
 def website() -> Iterator[tuple[str, dict[str, str]]]:
-    """Its URL, and its pages by their paths."""
+    """Yield a website's URL, and a dict of its pages by path."""
     pages: dict[str, str] = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -102,7 +105,7 @@ def website() -> Iterator[tuple[str, dict[str, str]]]:
 def test_a_browser_sends_it_and_the_engine_does_nothing(
     stack: Stack, browser: Browser, website: tuple[str, dict[str, str]]
 ) -> None:
-    """`localhost` and `127.0.0.1` are two sites."""
+    """Check that a browser's cross-site request is refused: `localhost` is not `127.0.0.1`."""
     url, pages = website
     assert "127.0.0.1" in stack.gateway
     pages["/attack"] = PAGE % (json.dumps(json.dumps(body())), stack.gateway)
@@ -115,7 +118,7 @@ def test_a_browser_sends_it_and_the_engine_does_nothing(
 
 
 def test_who_is_let_in_by_the_operator_is_let_in(stack: Stack, tmp_path: Path) -> None:
-    """Any name where everybody is let in, origins that are named, and whoever has a key."""
+    """Check any host with `allow_anonymous`, origins in `cors_origins`, and requests with a key."""
     site = {"sec-fetch-site": "cross-site", "origin": "https://app.example"}
     by_name = {"host": "llm.example"}
     more: dict[str, Any] = {"allow_anonymous": True, "cors_origins": '["https://app.example"]'}
@@ -147,7 +150,7 @@ def test_who_is_let_in_by_the_operator_is_let_in(stack: Stack, tmp_path: Path) -
         ("printer.local", True),
         ("Printer.LOCAL.", True),
         ("app.localhost", True),
-        ("", True),  # HTTP/1.0
+        ("", True),  # HTTP/1.0 has no Host
         ("website.example", False),
         ("127.0.0.1.website.example", False),
         ("localhost.website.example:9000", False),

@@ -1,4 +1,4 @@
-"""Adapter stores in the form of gateways, with records and versions for them."""
+"""Adapter stores as gateways run them, and records and versions to fill them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.lora_files import content
 from tests.support.redis_server import RedisServer
 
 NEVER_S = 3600.0
-"""A `poll_s` with which changes arrive only by notices."""
+"""A `poll_s` so long that the store sees changes only through Redis notifications."""
 
 
 def record(name: str = "zh", number: int = 1) -> Record:
@@ -63,7 +63,7 @@ class StoreGateway:
         await self.registry.add(name, "demo", content(number), "test")
 
     def serves(self, name: str) -> str | None:
-        """Return the digest that the name serves here."""
+        """Return the digest that this store serves under the name, or None."""
         try:
             return self.registry.snapshot.resolve(name).digest
         except UnknownAdapter:
@@ -91,7 +91,7 @@ async def store_gateway(
 
 
 async def becomes(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    """Wait for the condition. The time limit only ends a test that would never end."""
+    """Wait for the condition. The time limit only ends a test that hangs."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it does not come about"
@@ -105,6 +105,6 @@ def gateway(
 
 
 async def listening(server: RedisServer, count: int) -> None:
-    """Wait until that many gateways are subscribed to notices."""
+    """Wait until `count` gateways are subscribed to change notifications."""
     with server.client() as client:
         await becomes(lambda: client.pubsub_numsub("lora:changes") == [(b"lora:changes", count)])

@@ -1,7 +1,7 @@
-"""Adapters as training tools write them: each varies one aspect of files, names, fields or numbers.
+"""PEFT adapters in the variants that training tools write: files, names, fields and dtypes.
 
-Each variant defines its own meaning: `deltas` are B A times the scale that the variant states, in
-float64. So the expected result depends neither on the names nor on the patterns of a variant.
+Each variant computes its expected `deltas` in float64: B A times the variant's scale. The expected
+result thus depends neither on tensor names nor on rank and alpha patterns.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ def _plain(layer: int, inside: str, side: str) -> str:
 
 
 def _keys(form: str) -> Key:
-    """Return a naming function; `form` has {layer}, {inside} and {side}."""
+    """Return a function that formats tensor names. `form` has {layer}, {inside} and {side}."""
     return lambda layer, inside, side: form.format(layer=layer, inside=inside, side=side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A variant: `rank` and `alpha` are expected per layer and module; `config` is written."""
+    """An adapter to write. `rank` and `alpha` are the expected values for each layer and module.
+
+    `config` has fields of adapter_config.json.
+    """
 
     modules: tuple[str, ...] = QV
     layers: tuple[int, ...] | None = None
@@ -56,7 +59,7 @@ class Variant:
         return [(layer, inside) for layer in layers for inside in self.modules]
 
     def write(self, folder: Path, model: Float64Llama) -> dict[str, Floats]:
-        """Write the adapter. Return what it adds to the weights, by the linear layers' paths."""
+        """Write the adapter. Return the expected weight deltas by the linear layers' paths."""
         tensors: dict[str, Array] = {}
         deltas: dict[str, Floats] = {}
         for layer, inside in self.list_modules(model):
@@ -65,7 +68,7 @@ class Variant:
             rank, alpha = int(self.rank(layer, inside)), self.alpha(layer, inside)
             random = np.random.default_rng([rank, *module.encode()])
             scale = alpha / (math.sqrt(rank) if self.rslora else rank)
-            # All variants change answers equally, whatever their scale.
+            # Each variant changes the answers equally, for any scale.
             size = math.sqrt(self.gain / (abs(scale) * math.sqrt(rank)))
             pair = [random.normal(size=shape) * size for shape in ((rank, inputs), (outputs, rank))]
             stored = [self._quantize(values) for values in pair]
@@ -114,7 +117,7 @@ _SWIFT = {
 }
 
 VARIANTS: dict[str, Variant] = {
-    # Modules and layers.
+    # Variants of modules and layers.
     "q and v": Variant(),
     "q alone": Variant(modules=ATTENTION[:1]),
     "k alone": Variant(modules=ATTENTION[1:2]),
@@ -125,7 +128,7 @@ VARIANTS: dict[str, Variant] = {
     "all modules": Variant(modules=ALL),
     "one layer": Variant(modules=ALL, layers=(3,)),
     "first and last layer": Variant(layers=(0, 5)),
-    # Ranks, scales and types.
+    # Variants of ranks, scales and dtypes.
     "rank 1": Variant(rank=lambda *_: 1, config={"r": 1}),
     "rank 64": Variant(rank=lambda *_: 64, config={"r": 64}),
     "alpha below the rank": Variant(alpha=lambda *_: 1, config={"lora_alpha": 1}),
@@ -134,7 +137,7 @@ VARIANTS: dict[str, Variant] = {
     "rank-stabilised": Variant(modules=ALL, rslora=True, config={"use_rslora": True}),
     "float16": Variant(modules=ALL, dtype="F16"),
     "bfloat16": Variant(modules=ALL, dtype="BF16"),
-    # Patterns.
+    # Variants of rank and alpha patterns.
     "rank of one module": Variant(rank=_of("v_proj", 3, 8), config={"rank_pattern": {"v_proj": 3}}),
     "alpha of one module": Variant(
         alpha=_of("q_proj", 40, 16), config={"alpha_pattern": {"q_proj": 40}}
@@ -150,7 +153,7 @@ VARIANTS: dict[str, Variant] = {
     "ranks that are floats": Variant(
         rank=_of("v_proj", 4, 16), config={"r": 16.0, "rank_pattern": {"v_proj": 4.0}}
     ),
-    # Names of tensors.
+    # Variants of tensor names.
     "default adapter's name": Variant(key=_keys(_PEFT + ".default.weight")),
     "another adapter's name": Variant(key=_keys(_PEFT + ".0_SwiftLoRA.weight")),
     "without PEFT's prefix": Variant(key=_keys("model.layers." + _TAIL)),
@@ -196,7 +199,7 @@ VARIANTS: dict[str, Variant] = {
     "text model of an older multimodal one": Variant(
         key=_keys("base_model.model.language_model.model.layers." + _TAIL)
     ),
-    # Fields of the configuration.
+    # Variants of configuration fields.
     "no bias": Variant(config={"bias": None}),
     "byte order mark": Variant(byte_order_mark=True),
     "ms-swift": Variant(config=_SWIFT, key=_keys(_PEFT + ".default.weight")),

@@ -1,4 +1,4 @@
-"""Streams of chats, responses and messages, read as their clients read them."""
+"""Readers of chat, response and message streams that accumulate events like clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 
 class Written:
-    """A body that records what is written."""
+    """A response body that records the written bytes."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -41,22 +41,24 @@ def chat_choice_of(raw: bytes) -> dict[str, Any]:
                     assert index == len(calls)
                     calls.append(call)
                     continue
-                # A piece has one member, whose strings clients concatenate.
+                # A further delta of a call has one field, whose strings clients concatenate.
                 [(kind, piece)] = call.items()
                 for name, text in piece.items():
                     calls[index][kind][name] += text
     return choice
 
 
-# By the member `type`, as its annotation says. Pydantic does not know the openai package's
-# annotation, and would try some fifty classes for each event.
+# Select the event class by the field `type`. Pydantic ignores the openai package's own annotation
+# and would try some fifty classes for each event.
 EVENT: TypeAdapter[Any] = TypeAdapter(
     Annotated[get_args(ResponseStreamEvent)[0], Field(discriminator="type")]
 )
 
 
 def response_of(raw: bytes) -> dict[str, Any]:
-    """Return the final response of a stream, after checking that its events build it."""
+    """Return the final response of a stream, after checking that the events build the same
+    response.
+    """
     output: list[dict[str, Any]] = []
     part: dict[str, Any] = {}
     last: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A certificate authority for a test."""
+"""A certificate authority for tests."""
 
 from __future__ import annotations
 

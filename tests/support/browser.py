@@ -1,6 +1,4 @@
-"""Pages of the console in a real browser, monitored for logs, requests and accessibility
-barriers.
-"""
+"""Console pages in a real browser, checked for logged errors, requests and accessibility."""
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route
 
 from docs.browser import chromium, running_chromium
 
-# For a page on a busy machine; the limits only end a test that would never end.
+# Time limit in ms for a page on a busy machine, only for a test that hangs.
 PATIENCE_MS = 60_000
 DESKTOP, PHONE = (1280, 800), (375, 740)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Run a browser per test file: while it runs, its thread owns the event loop."""
+    """Run one browser per test file: Playwright's thread occupies the event loop meanwhile."""
     if chromium() is None:
         pytest.skip("this test needs a browser: apt-get install chromium-headless-shell")
     with running_chromium() as browser:
@@ -30,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
 
 class WatchedPage:
-    """Errors that a page has logged, and its requests to other machines."""
+    """A page's logged errors, and its requests to other hosts."""
 
     def __init__(self, page: Page, url: str) -> None:
         self._origin = urlsplit(url)[:2]
@@ -59,10 +57,10 @@ def looking_at(
     refused: tuple[int, ...] = (),
     **options: Any,
 ) -> Iterator[Page]:
-    """Open the page at `url` in a separate profile; it must log no error and contact no other host.
+    """Open the page at `url` in a new profile. It must log no error and contact no other host.
 
-    `refused` are statuses that the page may receive, 0 if its connection may be lost: the browser
-    logs each as an error.
+    `refused` are HTTP statuses that the page may receive, or 0 if its connection may be lost. The
+    browser logs each of these as an error.
     """
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
@@ -94,7 +92,7 @@ def _logged_for(status: int) -> tuple[str, ...]:
 
 
 class Late:
-    """Requests of the page to a path, held from now on until a test answers them."""
+    """Requests of the page to a path, held back until the test answers them."""
 
     def __init__(self, page: Page, path: str) -> None:
         self._page = page
@@ -116,7 +114,7 @@ class Late:
         self._page.unroute(self._path)
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer without any gateway."""
+        """Answer the held requests with an error, without a gateway."""
         self.wait_until_asked()
         for route in self._asked:
             route.fulfill(status=status, json={"error": {"message": message}})
@@ -130,7 +128,7 @@ class Late:
 
 
 def cpu_of(page: Page) -> Callable[[], float]:
-    """Return a function that returns the CPU seconds of the page's own thread."""
+    """Return a function that returns the CPU seconds of the page's main thread."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 

@@ -1,4 +1,4 @@
-"""Capabilities of a core model, with fields for tests to change."""
+"""Capabilities of a core model, as a factory whose fields tests may change."""
 
 from __future__ import annotations
 

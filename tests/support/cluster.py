@@ -1,4 +1,4 @@
-"""Several Tritons that a test may kill, freeze and restart, and a balancer before gateways."""
+"""Several Tritons that a test may kill, freeze and restart, and a load balancer for gateways."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CHUNK = 64 * 1024
 
 
 def demo_engine(folder: Path, model: Path = DEMO_MODEL) -> Path:
-    """Build the demo model, or another, for the CPU executor, with LoRA."""
+    """Build a model (the demo's by default) with LoRA for the CPU executor."""
     return engine.build(model, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
 
 
 def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: float) -> Path:
-    """Build the synthetic engine with known times, which generates `Z` endlessly."""
+    """Build the synthetic engine, which generates `Z` endlessly at a given rate."""
     return synthetic.build(
         folder,
         vocab_size=4096,
@@ -41,10 +41,10 @@ def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: floa
 
 
 class TritonReplica:
-    """A tritonserver with one model, on ports that remain after a restart."""
+    """A tritonserver with one model. The ports stay the same after a restart."""
 
     def __init__(self, folder: Path, make: Callable[[Path], object], claims: PortClaims) -> None:
-        """Prepare it; `make` writes the repository into a folder."""
+        """Prepare the Triton's folder. `make` writes the model repository."""
         folder.mkdir(parents=True, exist_ok=True)
         make(folder / "repository")
         self._ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
@@ -69,11 +69,11 @@ class TritonReplica:
 
     @property
     def has_ended(self) -> bool:
-        """True if it ended by itself after `start`."""
+        """True if the process ended by itself after `start`."""
         return self._child.is_started and self._child.exit_status() is not None
 
     def kill(self) -> None:
-        """Kill it immediately, with the processes of its models."""
+        """Kill the process immediately, with the processes of its models."""
         self._child.reap(0.0)
         remove_regions(self._prefix)
 
@@ -89,29 +89,29 @@ class TritonReplica:
         os.killpg(self._child.pid, signal.SIGSTOP)
 
     async def thaw(self) -> None:
-        """Resume the processes of its models first, a second before Triton.
+        """Resume the processes of Triton's models, and Triton itself a second later.
 
-        When all resumed at once, 5 of 144 Tritons with requests died, as they do when a model gets
-        no CPU time (`triton_server.STARVED`); of 192 with this delay, none. Whether a model has
-        sent its sign of life is not visible from outside.
+        When all were resumed at once, 5 of 144 Tritons with requests crashed, as they do when a
+        model gets no CPU time (`triton_server.STARVED`). With this delay, 0 of 192 did. From
+        outside, one cannot see whether a model has sent its heartbeat.
         """
         try:
             models = psutil.Process(self._child.pid).children(recursive=True)
             assert models, "a Triton without models"
             for model in models:
-                with contextlib.suppress(psutil.NoSuchProcess):  # it died while it was frozen
+                with contextlib.suppress(psutil.NoSuchProcess):  # the process died while frozen
                     model.resume()
             await asyncio.sleep(1.0)
         finally:
             os.killpg(self._child.pid, signal.SIGCONT)
 
     def count_answered(self) -> float:
-        """Return the number of requests answered since its last start."""
+        """Return the number of requests answered since Triton's last start."""
         return self.server.metric("nv_inference_request_success", model="tensorrt_llm")
 
 
 class Tritons:
-    """Replicas of one engine. `triton_grpc` is for a gateway's setting."""
+    """Replicas of one engine. `triton_grpc` is the value of the gateway's setting."""
 
     def __init__(self, replicas: Sequence[TritonReplica]) -> None:
         self.replicas = list(replicas)
@@ -121,13 +121,16 @@ class Tritons:
         return self.replicas[index]
 
     def wait_idle(self, within_s: float = 60.0) -> None:
-        """Wait until no engine has a request."""
+        """Wait until no replica's engine has a request."""
         for replica in self.replicas:
             replica.server.wait_active(0, within_s)
 
 
 def core_repository(engine_dir: Path, **more: Value) -> Callable[[Path], object]:
-    """Return a writer of a repository with only the core model; `more` are template parameters."""
+    """Return a function that writes a repository with only the core model.
+
+    `more` are template parameters.
+    """
     parameters: dict[str, Value] = {
         **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
         "max_tokens_in_paged_kv_cache": 65536,
@@ -141,13 +144,13 @@ def core_repository(engine_dir: Path, **more: Value) -> Callable[[Path], object]
 def tritons(
     folder: Path, engine_dir: Path, count: int = 2, **more: Value
 ) -> contextlib.AbstractContextManager[Tritons]:
-    """Run `tritons_of` with the core model; `more` are template parameters."""
+    """Run replicas of the core model. `more` are template parameters."""
     return tritons_of(folder, core_repository(engine_dir, **more), count)
 
 
 @contextlib.contextmanager
 def tritons_of(folder: Path, make: Callable[[Path], object], count: int) -> Iterator[Tritons]:
-    """Run replicas, ready inside; a test may kill some without restarting them."""
+    """Run `count` replicas and wait until all are ready. A test may leave some of them killed."""
     with PortClaims() as claims:
         replicas = [TritonReplica(folder / f"triton-{n}", make, claims) for n in range(count)]
         try:
@@ -162,10 +165,10 @@ def tritons_of(folder: Path, make: Callable[[Path], object], count: int) -> Iter
 
 
 class Balancer:
-    """A proxy that sends each new connection to the next ready gateway, like a TCP balancer.
+    """A proxy that sends each new connection to the next ready gateway, like a TCP load balancer.
 
-    It polls `/health/ready` every `period_s` seconds and tries the next gateway if one refuses a
-    connection. Existing connections stay where they are.
+    The balancer polls `/health/ready` every `period_s` seconds, and tries the next gateway if one
+    refuses a connection. Existing connections stay on their gateway.
     """
 
     def __init__(self, ports: Sequence[int], period_s: float = 0.2) -> None:
@@ -178,7 +181,7 @@ class Balancer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Yield its address as a URL."""
+        """Yield the balancer's URL."""
         server = await asyncio.start_server(self._serve, LOCALHOST, 0)
         watch = asyncio.create_task(self._watch())
         try:
@@ -206,7 +209,7 @@ class Balancer:
             if upstream is not None:
                 await asyncio.gather(_copy(reader, upstream[1]), _copy(upstream[0], writer))
         except asyncio.CancelledError:
-            pass  # by `running`, at its end
+            pass  # cancelled by `running` at its end
         finally:
             self._tasks.discard(task)
             writer.close()

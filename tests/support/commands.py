@@ -1,4 +1,4 @@
-"""The `gateway` command in the tests' own process, which has imported it already."""
+"""The `gateway` command run in the tests' own process, which has imported it already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDED_WITHIN_S = 60.0
 
 
 def gateway(*arguments: object) -> Answer:
-    """Return its exit code and output. A command that serves is interrupted after a time limit."""
+    """Return the exit code and output. A command that serves is interrupted after a time limit."""
     here = threading.get_ident()
     interrupt = threading.Timer(_ENDED_WITHIN_S, signal.pthread_kill, (here, signal.SIGINT))
     words = [str(argument) for argument in arguments]
@@ -23,7 +23,7 @@ def gateway(*arguments: object) -> Answer:
     try:
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
             code = main(words)
-    except SystemExit as error:  # as the interpreter ends a process
+    except SystemExit as error:  # the exit code as the interpreter would set it
         code = 1 if isinstance(error.code, str) else int(error.code or 0)
         err.write(f"{error.code}\n" if isinstance(error.code, str) else "")
     finally:

@@ -1,4 +1,4 @@
-"""A console client: requests the state, follows its changes, acts."""
+"""A console client that reads the state, follows its changes and acts on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_of(gateway: GatewayProcess, admin: str) -> State:
 
 
 def until(gateway: GatewayProcess, admin: str, holds: Callable[[State], Any]) -> Any:
-    """Return the result of `holds` on the state, once it is true."""
+    """Wait until `holds` returns a true value for the state, and return that value."""
     deadline = time.monotonic() + _WITHIN_S
     while not (found := holds(state := state_of(gateway, admin))):
         assert time.monotonic() < deadline, json.dumps(state, indent=1)
@@ -35,9 +35,7 @@ def until(gateway: GatewayProcess, admin: str, holds: Callable[[State], Any]) ->
 
 
 def states(answer: httpx.Response) -> Iterator[State]:
-    """Yield the state as a reader of events sees it: after the first event, and after each
-    change.
-    """
+    """Yield the state after the first SSE event, and again after each change event."""
     state: State | None = None
     name = ""
     for line in answer.iter_lines():

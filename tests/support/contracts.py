@@ -1,4 +1,4 @@
-"""Checks that a library still has the undocumented names that we use."""
+"""Checks that a library still has the undocumented names that this project uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def missing(names: Mapping[type, tuple[str, ...]]) -> list[str]:
 
 
 def _list_assigned(kind: type) -> Iterator[str]:
-    """Yield the attributes that methods of a class, or of its bases, assign."""
+    """Yield the attributes that methods of a class or of its bases assign."""
     for base in kind.__mro__:
         for member in vars(base).values():
             if isinstance(member, FunctionType):

@@ -1,4 +1,4 @@
-"""Running stores of conversations, one per gateway."""
+"""Running conversation stores, one per gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.conversations.store import Conversations
 
 TENANT_BYTES = 8 * 1024 * 1024
 GATEWAYS = "conversations:{all}:gateways"
-"""Redis' key of the gateways that were seen."""
+"""Redis hash of all registered gateways."""
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""CPU time: the cost of work, independent of the machine's load."""
+"""Measurement in CPU time, which depends less on the machine's load than elapsed time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 
 def cpu_seconds(pid: int | None = None) -> float:
-    """Return the CPU time of a process, by default this one, and its children so far."""
+    """Return the CPU seconds so far of a process (this one by default) and its children."""
     process = psutil.Process(pid)
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(each.user + each.system for each in times)
@@ -20,7 +20,7 @@ def cpu_seconds(pid: int | None = None) -> float:
 
 @contextmanager
 def costs_less_than(seconds: float, pid: int | None = None) -> Iterator[None]:
-    """Assert that the process, by default this one, uses less CPU time while the body runs."""
+    """Assert that a process (by default this one) uses less CPU time than `seconds`."""
     before = cpu_seconds(pid)
     yield
     used = cpu_seconds(pid) - before
@@ -35,7 +35,7 @@ _REFERENCE_S = 0.00023
 def measure_slowness() -> float:
     """Return how many times slower this thread runs now than on a quiet machine, at least 1.
 
-    Other processes of the machine use its caches and its clock rate, which CPU times show, too.
+    CPU times grow too when other processes use the caches and lower the clock rate.
     """
     return max(1.0, statistics.median(_time(_work) for _ in range(7)) / _REFERENCE_S)
 

@@ -1,4 +1,4 @@
-"""A scripted server of the llmapi repository's model that reads adapters from its own disk."""
+"""A scripted server for the llmapi model that reads adapters from its own disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.lora_files import BASE
 
 BASE_ANSWER = "base"
 FOR_EVER = "for ever"
-"""The prompt that is answered with a first piece, and never ends."""
+"""A prompt whose answer has a first delta and never ends."""
 
 
 def save_model(folder: Path) -> Path:
@@ -57,16 +57,17 @@ def _answer(weights: bytes) -> str:
 
 
 class DiskEngine(FakeLlmapi):
-    """Answers with the content of the folder that a request names, read each time.
+    """A fake engine whose answer is the content of the requested adapter's folder.
 
-    Like a real engine it reads only below its `disk`, and fails for an incomplete folder.
+    The folder is read for each request. Like a real engine, this one reads only below its `disk`,
+    and fails for an incomplete folder.
     """
 
     def __init__(self, disk: Path) -> None:
         super().__init__()
         self.disk = disk
         self.ids: dict[int, set[str]] = {}
-        """The answers that were given under each adapter id."""
+        """The answers given under each adapter id."""
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Any

@@ -1,4 +1,4 @@
-"""Reader of the Dockerfile: the steps of a target's stages, in order."""
+"""A parser for the Dockerfile, and the steps of a target's stages in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction; flags such as ``--from=build`` are separate from its text."""
+    """An instruction. `flags` such as ``--from=build`` are not part of `text`."""
 
     instruction: str
     text: str
     flags: dict[str, str]
 
     def words(self) -> list[str]:
-        """Return the exec form's list, or the words."""
+        """Return the list of an instruction in exec form, or else the words."""
         return json.loads(self.text) if self.text.startswith("[") else self.text.split()
 
 
@@ -31,10 +31,10 @@ class Stage:
 
 
 def stages(text: str) -> dict[str, Stage]:
-    """Return the stages by name, in order, without comments."""
+    """Return the stages by name, in the file's order, without comments."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, Stage] = {}
-    arguments: dict[str, str] = {}  # of all stages; a stage declares those it uses
+    arguments: dict[str, str] = {}  # arguments before the first stage
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         instruction, _, rest = line.strip().partition(" ")
         if instruction == "ARG" and not found:

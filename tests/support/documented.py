@@ -1,6 +1,7 @@
-"""Conformance of a server to its OpenAPI document, by schemathesis.
+"""Checks with schemathesis that a server conforms to its OpenAPI document.
 
-The import takes a second, and each process collects all tests: import this where it is used.
+Importing schemathesis takes a second, and each pytest worker collects all tests, so import this
+module only inside tests.
 """
 
 from __future__ import annotations
@@ -30,38 +31,40 @@ from schemathesis.generation.hypothesis.builder import (
 
 from tests.support.examples import scale_examples
 
-# As in `Schema.parametrize`, which would generate thousands of cases during collection.
+# The modes of `Schema.parametrize`, which itself would generate thousands of cases while pytest
+# collects.
 _MODES = [HypothesisTestMode.EXAMPLES, HypothesisTestMode.FUZZING, HypothesisTestMode.COVERAGE]
 _EXCLUDED = [
-    # A request may fit the schema and still be refused, such as for an unknown token.
+    # A request may fit the schema and still be refused, for example for an unknown token.
     checks.positive_data_acceptance,
-    # GET on /v1/adapters/{name}/verify is GET on the adapter "{name}/verify": names have slashes.
+    # GET on /v1/adapters/{name}/verify means the adapter "{name}/verify": names may have slashes.
     checks.allow_header_conformance,
 ]
 
 
 class Documented:
-    """The checks of one document."""
+    """The checks against one OpenAPI document."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         project = ProjectConfig(generation=GenerationConfig(with_security_parameters=False))
-        # 503 is a documented answer: the engine is not ready or too busy now.
+        # 503 is a documented answer: the engine is not ready, or is too busy.
         project.checks.not_a_server_error = NotAServerErrorConfig(
             expected_statuses=["2xx", "3xx", "4xx", "503"]
         )
-        # Otherwise every value with "token" in its name is hidden in reports of failed requests.
+        # Otherwise reports hide each value with "token" in its name.
         output = OutputConfig(sanitization=SanitizationConfig(enabled=False))
         config = SchemathesisConfig(projects=ProjectsConfig(default=project), output=output)
         self._document = document
         self._schema: Any = schemathesis.openapi.from_dict(document, config=config)
 
     def validate(self) -> None:
-        """Check that it is an OpenAPI document."""
+        """Check that the document is valid OpenAPI."""
         self._schema.validate()
 
     def check(self, operation: str, names: dict[str, str], response: httpx.Response) -> None:
-        """Check one answer to `operation`, such as "POST /v1/models", with these `names` in its
-        path.
+        """Check one answer to `operation`, such as "POST /v1/models".
+
+        `names` are the values of the path's parameters.
         """
         method, path = operation.split()
         case: schemathesis.Case = self._schema[path][method].Case(path_parameters=names)
@@ -83,9 +86,9 @@ class Documented:
         *,
         within_s: float,
     ) -> None:
-        """Send requests that fit the document and others, each modified by `prepare`."""
+        """Send valid and invalid requests for the document, each modified by `prepare`."""
         method, path = operation.split()
-        # Otherwise each of thousands of requests reads proxy variables and opens a connection.
+        # Otherwise each request reads proxy variables and opens a new connection.
         session = requests.Session()
         session.trust_env = False
 
@@ -104,7 +107,7 @@ class Documented:
                 excluded_checks=_EXCLUDED,
                 timeout=within_s,
             )
-            # schemathesis itself accepts some: 415 for a content type that it generated on purpose.
+            # schemathesis accepts some undocumented statuses, such as 415 for a wrong content type.
             documented = self._document["paths"][case.path][case.operation.method]["responses"]
             assert str(response.status_code) in documented or response.status_code == 405
 

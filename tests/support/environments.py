@@ -10,7 +10,7 @@ from pathlib import Path
 def make_environment(folder: Path, requirements: Path) -> Path:
     """Create an environment and return its interpreter.
 
-    uv takes a tenth of pip's CPU time; pip installs if only pip is configured for a registry.
+    uv uses a tenth of pip's CPU time. pip is the fallback if only pip has a registry configured.
     """
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     python = folder / "bin" / "python"

@@ -1,6 +1,6 @@
-"""The event loop's clock, which a test advances instead of waiting.
+"""An event loop clock that a test advances instead of waiting.
 
-A deadline short enough to wait for would be missed on a busy machine.
+A real deadline that is short enough for a test would be missed on a busy machine.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Several steps, so that a process that got no CPU time catches up.
+# The clock advances in several steps, so that a process without CPU time catches up.
 _STEPS, _STEP_S = 40, 0.005
 
 
 class EventClock:
-    """The clock of the running event loop. Create it before the loop is asked for its time."""
+    """The clock of the running event loop. Create it before the loop's time is first read."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -31,9 +31,9 @@ class EventClock:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Stop the clock: no deadline expires, however long a busy machine takes for the body.
+        """Stop the clock, so that no deadline expires however slow the machine runs the body.
 
-        No sleep ends either, except for 0 s.
+        No sleep ends either, except one of 0 s.
         """
         self._stands = self._time()
         try:
@@ -45,9 +45,10 @@ class EventClock:
     async def leap_once(
         self, happened: Callable[[], bool], asked: Awaitable[Any], seconds: float = 3600
     ) -> Any:
-        """Return the result of `asked`, after a leap of `seconds` once `happened` is true.
+        """Return the result of `asked`. Advance the clock by `seconds` once `happened` returns
+        True.
 
-        If that never becomes true, `asked` ends by itself.
+        If `happened` never does, no time is skipped, and `asked` must end by itself.
         """
         asking = asyncio.ensure_future(asked)
         while not asking.done() and not happened():

@@ -1,13 +1,13 @@
-"""Import every module of the named packages, except ``__main__``, which would start something.
+"""Imports each module of the named packages, except ``__main__``, which would start a program.
 
-A separate program, also for images: ``python -c "$(cat every_module.py)" gateway adapters``.
+The file is also run in images: ``python -c "$(cat every_module.py)" gateway adapters``.
 """
 
 import importlib
 import pkgutil
 import sys
 
-# Module -> the package of an extra that it needs, which the image lacks.
+# Module -> the optional package that the module needs and the image lacks.
 EXTRAS = {"gateway.observability.tracing": "opentelemetry"}
 
 for package in sys.argv[1:]:

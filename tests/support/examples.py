@@ -1,4 +1,4 @@
-"""How many examples a property gets, by hypothesis's profile."""
+"""Number of examples per property test, by hypothesis profile."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import hypothesis
 
 _EXAMPLES = {"check": 10, "gate": 40, "nightly": 1000}
-"""Examples of a property, by profile: for `make check`, for `.ci/run`, and for each night."""
+"""Examples per profile: `check` for `make check`, `gate` for `.ci/run`, `nightly` for nights."""
 
 
 def load_profile() -> None:
-    """Register the profiles and load `gate`; `--hypothesis-profile` takes another."""
+    """Register the profiles and load `gate`. The option `--hypothesis-profile` selects another."""
     for name, count in _EXAMPLES.items():
         hypothesis.settings.register_profile(
             name,
-            # An example's time says nothing about the code on a busy machine.
+            # On a busy machine, the time of an example says nothing about the code.
             deadline=None,
             max_examples=count,
             suppress_health_check=[hypothesis.HealthCheck.too_slow],
@@ -24,6 +24,6 @@ def load_profile() -> None:
 
 
 def scale_examples(factor: float, **more: Any) -> hypothesis.settings:
-    """Return settings for `factor` times as many examples as the profile has."""
+    """Return settings with `factor` times the profile's number of examples."""
     count = round(factor * hypothesis.settings().max_examples)
     return hypothesis.settings(max_examples=count, **more)

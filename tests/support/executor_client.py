@@ -1,4 +1,4 @@
-"""Runner of requests on an executor that collects the results, for the executor's tests."""
+"""A client that runs requests on an executor and collects the results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def start_golden(folder: Path, case: str = "gqa", **settings: Any) -> trtllm.Exe
 
 
 def stats_until_idle(executor: trtllm.Executor) -> list[trtllm.IterationStats]:
-    """Return the unread statistics, up to the record of an idle executor."""
+    """Return the unread statistics, waiting for a record without active requests."""
     stats: list[trtllm.IterationStats] = []
     deadline = time.monotonic() + 60
     while not stats or stats[-1].num_active_requests:
@@ -107,7 +107,7 @@ def run(executor: trtllm.Executor, *requests: trtllm.Request) -> list[Output]:
 
 
 def request(prompt: Sequence[int], max_tokens: int = 8, **more: Any) -> trtllm.Request:
-    """Return a streaming request; sampling keywords may be mixed with the request's own."""
+    """Return a streaming request. Sampling and output options may be among the keywords."""
     names = {n for n in vars(trtllm.SamplingConfig) if not n.startswith("_")}
     sampling = {k: more.pop(k) for k in list(more) if k in names}
     flags = {n for n in vars(trtllm.OutputConfig) if not n.startswith("_")}

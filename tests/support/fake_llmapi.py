@@ -1,4 +1,4 @@
-"""A scripted server of the llmapi model, for behaviour that a real one does not show on demand."""
+"""A scripted server for the llmapi model, for behaviour that a real one does not show on demand."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ INPUTS = {
     "STRING": ("text_input",),
     "UINT64": ("sampling_param_seed",),
 }
-# Only releases that stream.
+# LoRA inputs by dtype, which only releases with streaming have.
 LORA = {"UINT64": ("lora_id",), "STRING": ("lora_name", "lora_path")}
 Step = dict[str, str] | str | None
-"""A step: outputs by name, an error's text, or None for a request that never continues."""
+"""A step: outputs by name, the text of an error, or None if the request hangs."""
 
 
 def build_outputs(text: str, finish: str = "None", **others: str) -> dict[str, str]:
-    """Return outputs in the model's form: all are texts."""
+    """Return outputs as the model sends them. All are strings."""
     return {"text_output": text, "finish_reason": finish, "stop_reason": "None"} | others
 
 
 class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers each request with `steps`, the last of them final.
+    """A servicer that answers each request with `steps`. The last step is final.
 
-    A stop request is answered with an error, like upstream, and stops nothing.
+    Like upstream, the servicer answers a stop request with an error and stops nothing.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.streams = streams
         self.decoupled = decoupled
         self.polls_ended = polls_ended
-        """Value in its configuration; None to omit it, like upstream."""
+        """Value in the model's configuration, or None to omit it like upstream."""
         self.ready = True
         self.max_batch_size = 0
         self.drop: tuple[str, ...] = ()
-        """Inputs that it does not declare."""
+        """Inputs that are missing in the configuration."""
         self.has: tuple[str, ...] = ()
-        """Additional inputs of type INT32 that it declares."""
+        """Additional INT32 inputs in the configuration."""
         self.of_prompt: dict[str, tuple[Step, ...]] = {}
-        """The steps for particular prompts, keyed by prompt."""
+        """Steps for particular prompts, by prompt."""
         self.requests: list[pb.ModelInferRequest] = []
         self.stopped: list[str] = []
         self.cancelled: list[str] = []
@@ -114,7 +114,7 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 def inputs_of(request: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], bytes]]:
-    """Return type, shape and contents of each input."""
+    """Return dtype, shape and raw bytes of each input."""
     contents = zip(request.inputs, request.raw_input_contents, strict=True)
     return {each.name: (each.datatype, list(each.shape), raw) for each, raw in contents}
 

@@ -1,4 +1,4 @@
-"""A scripted gRPC server that breaks at a chosen step, which no real Triton does on demand."""
+"""A scripted gRPC server that fails at a chosen step, which no real Triton does on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INPUTS = {
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers each request with `tokens` ids, one per message; at message `step` comes `fault`."""
+    """A servicer that answers with `tokens`, one per message, or with `fault` at message `step`."""
 
     def __init__(self, *, tokens: list[int], fault: Fault | None, step: int) -> None:
         self.tokens = tokens
@@ -36,27 +36,27 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.reached = 0
         """Number of times the fault has occurred."""
         self.released = asyncio.Event()
-        """Event that the fault `slow` waits for."""
+        """Event for which the fault `slow` waits."""
         self.error = "Maximum queue size of 1 has been reached, please try again later"
         self.pause_s = 0.0
         """Seconds before each token."""
         self.reads = asyncio.Event()
-        """Set if it reads requests; else they stay in the connection's windows."""
+        """Set while requests are read. Otherwise their data stays in the HTTP/2 window."""
         self.reads.set()
         self.deaf = False
-        """True if it answers requests, but not readiness calls."""
+        """True if requests are answered but readiness calls are not."""
         self.unanswered = 0
-        """Number of readiness calls that were not answered."""
+        """Number of readiness calls left unanswered."""
         self.given = 0
-        """Number of tokens sent, to all requests."""
+        """Number of tokens sent in all requests."""
         self.freezes_behind: int | None = None
-        """After this many tokens, and one more readiness answer, it sends nothing."""
+        """Number of tokens after which nothing more is sent, except one readiness answer."""
         self.reused: int | None = None
-        """Blocks of a prompt that it reports as reused; None to report nothing."""
+        """Number of prompt blocks reported as reused, or None to report none."""
         self.stops: list[str] = []
-        """Ids of stop requests, including repetitions."""
+        """Ids of stop requests, including repeated ones."""
         self.forgets = 0
-        """Number of a request's first stops to ignore, as if its id were not known yet."""
+        """Number of first stops per request to ignore, as if the request id were not known yet."""
         self._ends: dict[str, asyncio.Event] = {}
         self.requests: list[pb.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
@@ -64,12 +64,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @property
     def stopped(self) -> list[str]:
-        """Ids in `stops`, once each: on a busy machine some stops are repeated."""
+        """Ids in `stops` without repetitions, since the gateway repeats stops on a busy machine."""
         return list(dict.fromkeys(self.stops))
 
     @property
     def running(self) -> set[str]:
-        """Ids of requests that its engine has started and not ended."""
+        """Ids of requests that have started and not ended."""
         return {each for each, ends in self._ends.items() if not ends.is_set()}
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
@@ -110,7 +110,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 self.left(request.id, ends)
 
     def stop(self, request_id: str) -> None:
-        """Handle a stop of this id."""
+        """Handle a stop request for this id."""
         self.stops.append(request_id)
         ends = self._ends.get(request_id)
         if ends is not None and self.stops.count(request_id) > self.forgets:
@@ -124,7 +124,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def _answer(
         self, request: pb.ModelInferRequest, context: Any, ends: asyncio.Event
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Answer until `ends` is set."""
+        """Send the answer until `ends` is set."""
         last = len(self.tokens) - 1
         for n, token in enumerate(self.tokens):
             await asyncio.sleep(self.pause_s)
@@ -154,7 +154,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
-    """Return when one of them is set."""
+    """Return when either event is set."""
     waiting = [asyncio.create_task(event.wait()) for event in (first, second)]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -182,8 +182,8 @@ def _response(
 
 @contextlib.asynccontextmanager
 async def serving(servicer: Any, endpoint: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """Serve while the context is open; yield the endpoint, a free port by default."""
-    # Otherwise its windows grow to a megabyte of unread data.
+    """Serve while the context is open. Yield the endpoint, on a free port by default."""
+    # Without BDP probes, the windows do not grow to a megabyte of unread data.
     server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(endpoint)

@@ -1,4 +1,4 @@
-"""File servers for adapters: an https server that can misbehave, and a small S3."""
+"""File servers for adapters: an https server that can misbehave, and a minimal S3."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Behaviour = Callable[["_Handler"], None]
 
 
 class FileServer:
-    """Serves the content of `files`, by path; use as a context manager."""
+    """A server of the content of `files` by path, as a context manager."""
 
     handler: ClassVar[type[_Handler]]
 
     def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
-        """Create the server; with `certificate` and its key it speaks https."""
+        """Create the server. With `certificate` and key files, the server uses https."""
         self.files: dict[str, bytes] = {}
         self.behaves: dict[str, Behaviour] = {}
-        """Functions that answer instead of the files, by path."""
+        """Functions by path that answer instead of `files`."""
         self.asked: list[tuple[str, str]] = []
         """Method and target of each request."""
         self.authorization: list[str | None] = []
@@ -39,7 +39,7 @@ class FileServer:
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
-            # The handshake runs in the connection's thread, at its first read.
+            # The TLS handshake must run in the connection's thread, at its first read.
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -100,21 +100,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, to keep the tests' output clean."""
+        """Log nothing."""
 
 
 FileServer.handler = _Handler
 
 
 class S3Server(FileServer):
-    """Objects by ``/BUCKET/KEY``, only for requests signed (SigV4) with `SECRET`."""
+    """A server of objects by ``/BUCKET/KEY``, for requests signed with `SECRET` (SigV4) only."""
 
     KEY: ClassVar[str] = "AKIATESTS"
     SECRET: ClassVar[str] = "a secret of the tests"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables for a gateway."""
+        """Environment variables for a gateway that reads from this server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": self.KEY,

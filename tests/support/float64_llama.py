@@ -1,6 +1,6 @@
 """A Llama in float64, written from its definition: the reference for adapters and engines.
 
-Shares no code with the product. Adapters are merged into the weights, as PEFT merges them.
+The code is independent of the product's. Adapters are merged into the weights, like in PEFT.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Float64Llama:
-    """The model of a Hugging Face folder, whose file must have types that numpy supports."""
+    """The model in a Hugging Face folder, whose weights must have dtypes that numpy supports."""
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -34,15 +34,14 @@ class Float64Llama:
         self._tied: bool = config["tie_word_embeddings"]
 
     def size(self, module: str) -> tuple[int, int]:
-        """Return (in, out) of a linear layer, by its path."""
+        """Return the (in, out) features of the linear layer at this path."""
         outputs, inputs = self._weights[f"{module}.weight"].shape
         return inputs, outputs
 
     def logprobs(self, ids: list[int], deltas: Mapping[str, Floats]) -> Floats:
-        """Return the log probability of each token of `ids` except the first, given those before
-        it.
+        """Return the log probability of each token except the first, given the tokens before it.
 
-        `deltas` [out, in] are added to the weights of the linear layers by their paths.
+        `deltas` [out, in] are added to the weights of the linear layers at these paths.
         """
         logits = self._logits(ids, deltas)[:-1]
         logits -= logits.max(axis=-1, keepdims=True)

@@ -1,9 +1,9 @@
-"""`python -m gateway` without its imports: forked from a process that has done them once.
+"""`python -m gateway` without the cost of imports, forked from a process that has done them once.
 
-Tests start more than a hundred gateways, and two thirds of the CPU time of a start are imports. The
-demo's tokenizer is not compared again either (`compared_words`). All else is the same: a process of
-its own, with its environment, signals, workers and exit code. (What only a new interpreter shows is
-tested with one: `gateway up`, refused settings, the images.)
+Tests start more than a hundred gateways, and imports take two thirds of the CPU time of a start.
+The comparison of the demo's tokenizer is skipped too (`compared_words`). Otherwise the gateway is a
+normal process with its own environment, signals, workers and exit code. Tests of `gateway up`,
+refused settings and images start a new interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ForkedGateway:
     """The part of `subprocess.Popen`'s interface that tests use."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """All its variables; `log` gets what it prints."""
+        """Start a gateway with this environment. `log` receives the output."""
         self._process = _CONTEXT.Process(target=_run, args=(dict(environment), log, compared()))
         self._process.start()
         assert self._process.pid is not None
@@ -35,14 +35,14 @@ class ForkedGateway:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code; None while it runs, -N if signal N ended it."""
+        """Exit code, None while the process runs, or -N if signal N ended it."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the process to end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         self._process.join(timeout)
         if (code := self.returncode) is None:
             raise subprocess.TimeoutExpired("gateway", timeout or 0.0)
@@ -63,7 +63,7 @@ def _run(environment: dict[str, str], log: Path, known: frozenset[bytes]) -> Non
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    if "LD_PRELOAD" in environment:  # read only when a program starts
+    if "LD_PRELOAD" in environment:  # read only at exec
         os.execv(sys.executable, [sys.executable, "-m", "gateway"])
     with words_compared_once(known):
         raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""A full disk for this process: files stop growing, like with ENOSPC."""
+"""A simulated full disk: files of this process stop growing, as with ENOSPC."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def full_disk(largest_file: int) -> Iterator[None]:
-    """Fail writes beyond `largest_file` bytes inside the context: OSError(EFBIG).
+    """Make writes that exceed `largest_file` bytes fail with OSError(EFBIG) in this context.
 
-    Python ignores SIGXFSZ from its start; after restoring the default, the next full disk would
-    kill the process.
+    Python ignores SIGXFSZ from its start, and this must stay so: the default action would kill the
+    process at its next full disk.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))

@@ -1,4 +1,4 @@
-"""A separate `gateway serve` for a test, before the real Triton of the stack."""
+"""A separate `gateway serve` process for a test, with the real Triton of the stack."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
 
 READY_WITHIN_S = 180  # two seconds are normal
-# Held until this process ends: another test would take a port without a listener.
+# Ports stay claimed until this process ends. Another test could take a port while no gateway
+# listens.
 _CLAIMS = PortClaims()
 
 
 class GatewayProcess:
-    """A gateway process. Use as a context manager: ready inside, ended afterwards."""
+    """A gateway process as a context manager: ready inside, ended at the exit."""
 
     def __init__(
         self,
@@ -37,9 +38,9 @@ class GatewayProcess:
         environment: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
-        """Prepare it: `folder` gets its log and adapters, `settings` become GATEWAY_ variables.
+        """Prepare the process, whose log and adapters are in `folder`.
 
-        `environment` has other variables for it.
+        `settings` become GATEWAY_ variables, and `environment` has further variables.
         """
         folder.mkdir(exist_ok=True)
         self.log = folder / "gateway.log"
@@ -62,7 +63,7 @@ class GatewayProcess:
         self.process = ForkedGateway(self._env, self.log)
         try:
             self._wait_ready()
-        except BaseException:  # __exit__ is not called after this
+        except BaseException:  # after an exception here, __exit__ is not called
             self.process.kill()
             self.process.wait()
             raise
@@ -85,11 +86,11 @@ class GatewayProcess:
 
     @property
     def text(self) -> str:
-        """The text of its log."""
+        """The content of the log."""
         return self.log.read_text(encoding="utf-8")
 
     def wait_for(self, text: str, times: int = 1, within_s: float = 60.0) -> None:
-        """Wait until `text` is that often in the log."""
+        """Wait until the log has `text` at least `times` times."""
         deadline = time.monotonic() + within_s
         while self.text.count(text) < times:
             assert time.monotonic() < deadline, f"no {text!r} in\n{self.text}"
@@ -119,19 +120,17 @@ class GatewayProcess:
 
 
 def tenant(name: str, key: str, **fields: Any) -> dict[str, Any]:
-    """Return an entry of `tenants` with access to the entire common catalogue, unless `models`
-    limits it.
-    """
+    """Return an entry of `tenants`. The tenant may use all models unless `models` limits it."""
     return {"name": name, "keys": [key_hash(key)], "models": ["*"], **fields}
 
 
 def write_config(path: Path, *tenants: dict[str, Any], **sections: Any) -> Path:
-    """Write the configuration file and move it into place in one step, as an operator should."""
+    """Write the configuration file with an atomic rename, as operators should."""
     new = path.with_suffix(".new")
     new.write_text(yaml.safe_dump({"tenants": list(tenants), **sections}), encoding="utf-8")
     return new.replace(path)
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """Return the body of a short completion."""
+    """Return the JSON body of a short completion."""
     return {"model": "demo", "prompt": "Hi", "max_tokens": 1, "temperature": 0, **fields}

@@ -1,8 +1,8 @@
-"""Many small adapters with distinct answers, and the expected answer of each.
+"""Many small adapters with different answers, and the expected answer of each.
 
-Each changes q and v of every layer at random, so that the demo model's greedy answer to `PROMPT`
-becomes unique gibberish. The expected tokens come from the CPU executor in this process, one
-adapter at a time, without a server, a cache or other requests.
+Each adapter changes q and v of all layers at random, so that the demo model's greedy answer to
+`PROMPT` becomes unique gibberish. The CPU executor in this process computes the expected tokens,
+one adapter at a time, without a server, a cache or other requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLEAR_MARGIN = 0.01
 
 
 def write_adapter(folder: Path, model: Path, seed: int, rank: int = 2, scale: float = 0.4) -> Path:
-    """Write a PEFT folder for the Llama model in `model`; other seeds give other answers."""
+    """Write a PEFT folder for the Llama model in `model`. Each seed gives a different answer."""
     config = json.loads((model / "config.json").read_text())
     hidden, head = config["hidden_size"], config["head_dim"]
     outputs = {
@@ -51,10 +51,10 @@ def base_model(engine: Path) -> BaseModel:
 
 
 def expected_answers(engine: Path, model: Path, adapters: list[Converted]) -> list[str | None]:
-    """Return the greedy continuation of `PROMPT` under each adapter, run one after the other.
+    """Return the greedy continuation of `PROMPT` under each adapter.
 
-    None if a token won so narrowly that another BLAS or thread count may choose differently.
-    `engine` must be built with `gather_generation_logits`.
+    An answer is None if two tokens were so close that another BLAS or thread count could choose
+    differently. `engine` must be built with `gather_generation_logits`.
     """
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompt = tokenizer.encode(PROMPT).ids

@@ -1,4 +1,4 @@
-"""Random values for the parameters of every endpoint, of approximately a given size."""
+"""Random parameter values for each endpoint, with a given approximate size."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import orjson
 
 Fields = dict[str, Any]
 Fill = Callable[[random.Random, int], Any]
-"""Generator of a parameter's value with about that many bytes."""
+"""A function that generates a parameter's value with about this many bytes."""
 
 
 def _value(draw: random.Random, size: int) -> Any:
-    """Return any value of JSON."""
+    """Return a random JSON value."""
     if size < 16 or draw.random() < 0.1:
         return draw.choice(("", "a", 0, 1.5, None, True, [], {}, "é", "\\", '"'))
     kind = draw.randrange(5)
@@ -65,7 +65,7 @@ def _schema(draw: random.Random, size: int) -> Fields:
 
 
 def _many(make: Fill, overhead: int, most: int = 10**6) -> Fill:
-    """Return a generator of lists: many small values, or few large ones."""
+    """Return a generator of lists that have many small values or few large ones."""
 
     def fill(draw: random.Random, size: int) -> list[Any]:
         each = draw.choice((0, 0, 16, 100, size // 4))
@@ -249,4 +249,4 @@ PARAMETERS: Mapping[str, Mapping[str, Fill]] = {
     },
     "/detokenize": {"tokens": lambda _, size: [1] * (size // 2)},
 }
-"""Generators of each parameter, by endpoint; "" is for unknown parameters."""
+"""Generators by endpoint and parameter. The name "" generates unknown parameters."""

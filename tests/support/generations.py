@@ -1,4 +1,4 @@
-"""Generations as the pipeline creates them, from the few fields that a test needs."""
+"""Generations as the pipeline creates them, from the few fields that a test sets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _PARAMS = {field.name for field in fields(GenerationParams)}
 
 
 def generation(**given: Any) -> Generation:
-    """Return one with prompt [1, 2] and 5 tokens, except for the given fields of it and of its
-    `params`.
+    """Return a generation with prompt [1, 2], 5 tokens and the given fields.
+
+    Fields of `GenerationParams` may be given too.
     """
     params = GenerationParams(**{name: given.pop(name) for name in _PARAMS & given.keys()})
     defaults = {"request_id": "r", "prompt_ids": [1, 2], "max_tokens": 5, "seed": 1}
@@ -25,7 +26,7 @@ def generation(**given: Any) -> Generation:
 
 
 def batch(**given: Any) -> Batch:
-    """Return a batch of one generation and one prompt token, apart from the given fields."""
+    """Return a batch of one generation and one prompt token, changed by the given fields."""
     generations = [generation()] * given.get("choices", 1)
     defaults: dict[str, Any] = {
         "request_id": "r",

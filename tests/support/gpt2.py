@@ -15,7 +15,7 @@ LAYERS, HIDDEN, HEADS, POSITIONS = 2, 64, 4, 512
 
 
 def write_gpt2(folder: Path) -> Path:
-    """Write a Hugging Face folder of a `GPT2LMHeadModel`."""
+    """Write the Hugging Face folder of a `GPT2LMHeadModel`."""
     folder.mkdir()
     for file in DEMO_MODEL.glob("*token*"):
         shutil.copyfile(file, folder / file.name)
@@ -34,7 +34,7 @@ def write_gpt2(folder: Path) -> Path:
         "torch_dtype": "float16",
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    # Conv1D stores its weights as [in, out].
+    # Conv1D has weights of shape [in, out].
     shapes: dict[str, tuple[int, ...]] = {
         "wte.weight": (demo["vocab_size"], HIDDEN),
         "wpe.weight": (POSITIONS, HIDDEN),

@@ -42,7 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma-2-9b": _config("Gemma2ForCausalLM", 3584, 14336, 42, 16, 8, 256000) | {"head_dim": 256},
     "gemma-3-1b": _config("Gemma3ForCausalLM", 1152, 6912, 26, 4, 1, 262144) | {"head_dim": 256},
     "phi-3-mini": _config("Phi3ForCausalLM", 3072, 8192, 32, 32, 32, 32064),
-    # GPT-2's own names.
+    # GPT-2 has its own field names.
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": 768,

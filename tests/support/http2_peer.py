@@ -31,7 +31,7 @@ from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 Headers = list[tuple[str, str]]
 HANGS_AFTER_S = 60.0
 MANY = 40
-"""Number of concurrent streams, enough for reads to be batched."""
+"""Number of concurrent streams, so many that the client batches its reads."""
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
 
@@ -41,7 +41,7 @@ def grpc_message(payload: bytes, *, compressed: bool = False) -> bytes:
 
 
 class Peer(asyncio.Protocol):
-    """A connection. The client's protocol errors are in `violations`."""
+    """A server-side connection. Protocol errors of the client are in `violations`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -53,9 +53,9 @@ class Peer(asyncio.Protocol):
         self.events: list[Event] = []
         self.headers: dict[int, dict[str, str]] = {}
         self.requests: dict[int, bytearray] = {}
-        """Received data of each request, from its headers on."""
+        """Received data of each request, with an entry from its headers on."""
         self.answered: list[int] = []
-        """Streams whose request arrived completely. grpc.aio may send it in several writes."""
+        """Streams whose request has arrived completely. grpc.aio may send one in several writes."""
         self.resets: dict[int, int] = {}
         self.closed = asyncio.Event()
         self._unsent: dict[int, tuple[bytearray, Headers | None]] = {}
@@ -68,7 +68,7 @@ class Peer(asyncio.Protocol):
             self.greet()
 
     def greet(self) -> None:
-        """Send the greeting late, if the server does not greet; then handle what arrived before."""
+        """Send the connection preface late, and then handle the data received before."""
         self._server.greets = True
         self.h2.initiate_connection()
         self.flush()
@@ -126,7 +126,7 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def send_within_windows(self, stream_id: int, data: bytes, trailers: Headers | None) -> None:
-        """Send as much as the client allows now, the rest when it allows more."""
+        """Send as much as the flow control window allows, and the rest when the window grows."""
         self._unsent[stream_id] = (bytearray(data), trailers)
         self._send_unsent()
 
@@ -156,13 +156,13 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def goaway(self, last: int, code: int = 0) -> None:
-        """Send GOAWAY as bytes: h2 would treat the connection as closed."""
+        """Send GOAWAY as raw bytes, since h2 would treat the connection as closed."""
         payload = struct.pack(">II", last, code)
         self.transport.write(b"\0\0\x08\x07\0\0\0\0\0" + payload)
 
 
 class Server:
-    """A server; `answer` is called with each request once it has ended."""
+    """A server that calls `answer` for each complete request."""
 
     def __init__(self, answer: Callable[[Peer, int], None], **settings: int) -> None:
         self.answer = answer
@@ -170,20 +170,20 @@ class Server:
         self.peers: list[Peer] = []
         self.violations: list[ProtocolError] = []
         self.greets = True
-        """True if connections get an answer at all."""
+        """True if the server sends its connection preface."""
         self.acknowledges = True
-        """True if DATA is acknowledged with a new window on arrival."""
+        """True if received DATA is acknowledged at once with a window update."""
         self.endpoint = ""
 
 
 def echo(peer: Peer, stream_id: int) -> None:
-    """Answer with the request."""
+    """Answer with the request's data."""
     peer.begin(stream_id)
     peer.send_within_windows(stream_id, bytes(peer.requests[stream_id]), [("grpc-status", "0")])
 
 
 def silence(peer: Peer, stream_id: int) -> None:
-    """Send only the headers."""
+    """Send only the response headers."""
     peer.begin(stream_id)
 
 
@@ -204,7 +204,7 @@ async def listening(server: Server, port: int = 0) -> AsyncIterator[Server]:
 
 @contextlib.asynccontextmanager
 async def connect(server: Server) -> AsyncIterator[Http2Transport]:
-    """Yield a transport to `server`, which listens inside the context."""
+    """Yield a transport to `server`, which listens while the context is open."""
     async with listening(server):
         transport = Http2Transport(Endpoint.parse(server.endpoint), ConnectionOptions())
         try:
@@ -221,15 +221,15 @@ async def until(condition: Callable[[], Any], within_s: float = HANGS_AFTER_S) -
 
 
 async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
-    """Start a call with a request of these pieces."""
+    """Start a call whose request has these pieces."""
     return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)
 
 
 async def begin_calls(transport: Any, server: Server, count: int = MANY) -> list[Any]:
-    """Return that many calls with started, unread answers: `unread` shows what has arrived."""
+    """Return `count` calls whose answers have started. A call's `unread` counts its messages."""
     calls = [await start(transport) for _ in range(count)]
     await until(lambda: len(server.peers[0].answered) == count)
-    # Reads of the headers must not be counted as a token's.
+    # Reads of the headers must not be counted as reads of a token.
     await asyncio.sleep(0.1)
     return calls
 
@@ -237,9 +237,10 @@ async def begin_calls(transport: Any, server: Server, count: int = MANY) -> list
 async def count_reads(
     monkeypatch: pytest.MonkeyPatch, peer: Peer, calls: Sequence[Any], messages: int
 ) -> int:
-    """Return in how many reads `messages` come, each a number, that `calls` are sent in turns.
+    """Return the number of reads in which the client receives `messages`.
 
-    Each is in a packet of its own, and one comes soon after the other.
+    The peer sends the messages round robin to the calls, each in its own packet, in quick
+    succession.
     """
     reads = 0
     received = Http2Connection.data_received
@@ -260,7 +261,7 @@ async def count_reads(
 
 
 async def count_turns_until(condition: Callable[[], Any]) -> int:
-    """How many turns the event loop takes."""
+    """Return the number of event loop iterations until the condition is true."""
     turns = 0
     while not condition():
         await asyncio.sleep(0)

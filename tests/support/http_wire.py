@@ -1,4 +1,4 @@
-"""A stand-in for a client's socket, and bytes that readers of HTTP have disagreed about."""
+"""A stand-in for a client's socket, and bytes that HTTP parsers interpret differently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.http.protocol import HttpProtocol
 
 GET = b"GET http://x/a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
-# What readers of HTTP have disagreed about.
+# Bytes that HTTP parsers interpret differently.
 ODD = [
     *(b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\t", b"\0", b"\x0b", b"\x85", b"\xff", b"\x7f"),
     *(b"0", b"1", b"9" * 20, b"a", b"-", b"+", b"_", b"0x", b",", b";", b":", b'"', b"%", b"/"),
@@ -21,7 +21,7 @@ ODD = [
 
 
 class Wire(asyncio.Transport):
-    """A socket whose client takes everything at once."""
+    """A transport whose client reads all data at once."""
 
     def __init__(self, protocol: HttpProtocol) -> None:
         super().__init__()

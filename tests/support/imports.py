@@ -1,7 +1,7 @@
-"""Imports of Python files, read from their syntax: nothing is run.
+"""Imports of Python files, found by parsing: no file is run.
 
-An import counts wherever it is: at the top, under TYPE_CHECKING, or inside a function. A delayed
-import still means that the file cannot be understood, moved or changed without the other.
+An import counts at the top, under TYPE_CHECKING and inside a function. A late import is a
+dependency too: the file cannot be understood, moved or changed without the other.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ PACKAGES = (
     ),
     *("tests", "triton_repo"),
 )
-# Each file or folder directly inside these is a unit; any other package is a single unit.
+# In these packages each file or subfolder is a unit. Any other package is one unit.
 DIVIDED = ("gateway", "ops", "triton_repo")
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An import statement of one name. `module` is the importing file's dotted name."""
+    """The import of a single name. `module` is the dotted name of the importing file."""
 
     file: str
     line: int
     module: str
     target: str
-    """A module of ours; or the dotted name in a library, down to the imported name."""
+    """Dotted name of a module of this project, or of the imported name in a library."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} imports {self.target}"
@@ -62,7 +62,7 @@ def unit_of(module: str) -> str:
 
 
 class Sources:
-    """The Python files of the project in `root`."""
+    """The project's Python files in `root`."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.files = {
@@ -72,11 +72,11 @@ class Sources:
         }
         self.imports: list[Import] = []
         self.own_names: set[str] = set()
-        """The names that one of our files, tests excluded, defines or assigns."""
+        """Names that a file of this project other than a test defines or assigns."""
         self.attributes: list[Touch] = []
-        """Attributes that code outside the tests reads, sets or deletes; tests are unrestricted."""
+        """Attributes that non-test code reads, sets or deletes. Tests are unrestricted."""
         self.strings: list[Touch] = []
-        """Strings outside the tests, any of which may be an argument of getattr."""
+        """Strings in non-test code, each of which may be an argument of getattr."""
         with _no_collector():
             for module, file in self.files.items():
                 tree = ast.parse((root / file).read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ class Sources:
         return (found for found in self.imports if found.target in self.files)
 
     def libraries(self) -> Iterator[Import]:
-        """Yield imports that are neither ours nor Python's own."""
+        """Yield the imports of third-party packages."""
         for found in self.imports:
             if found.target not in self.files and _top(found.target) not in sys.stdlib_module_names:
                 yield found
@@ -104,7 +104,7 @@ class Sources:
                 self.own_names.add(node.id)
             elif isinstance(node, ast.Attribute):
                 self.attributes.append(Touch(module, node.lineno, node.attr))
-                # An attribute stored in another object may be a library's.
+                # Only `self.x = ...` counts: an attribute of another object may be a library's.
                 of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
                 if of_self and isinstance(node.ctx, ast.Store):
                     self.own_names.add(node.attr)
@@ -125,8 +125,9 @@ class Sources:
                 yield Import(file, node.lineno, module, self._resolved(module, name))
 
     def _resolved(self, module: str, name: str) -> str:
-        # Triton loads a model's files by path, with its folder first in `sys.path`. That of the GPT
-        # repository is rendered beside the other core model's, and `booleans` beside all.
+        # Triton loads a model's files by path, with the model's folder first in `sys.path`. The
+        # renderer puts the GPT repository's files beside the other core model's, and `booleans`
+        # beside all.
         if module.startswith("triton_repo.") and ".1." in module:
             for folder in (module.rpartition(".")[0], "triton_repo.tensorrt_llm.1", "triton_repo"):
                 if (beside := f"{folder}.{_top(name)}") in self.files:
@@ -144,9 +145,7 @@ def sources() -> Sources:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Disable the garbage collector: scanning millions of tree nodes without cycles doubles the
-    time.
-    """
+    """Disable the garbage collector. It doubles the time by scanning millions of AST nodes."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -157,13 +156,13 @@ def _no_collector() -> Iterator[None]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield only statements, at any depth; `ast.walk` yields ten times as many expressions."""
+    """Yield statements only, at any depth. `ast.walk` yields ten times as many expressions too."""
     left = [tree]
     while left:
         yield (node := left.pop())
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
             inner = getattr(node, name, None)
-            if isinstance(inner, list):  # a lambda's body, or a conditional expression, is no list
+            if isinstance(inner, list):  # the body of a lambda or conditional expression is no list
                 left += inner
 
 

@@ -1,4 +1,4 @@
-"""A gateway in the test's own event loop, and a tokenizer of bytes for scripted engines."""
+"""A gateway in the test's event loop, and a byte tokenizer for scripted engines."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def ids_of(folder: Path, text: str) -> list[int]:
 async def running(
     folder: Path, endpoint: str, *, ready: bool = True, **changed: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
-    """Run a gateway in this event loop; yield a client, the service and the server.
+    """Run a gateway in this event loop. Yield a client, the service and the server.
 
-    `ready` waits for the engine: the port opens after a single poll, which a busy machine may not
-    have answered.
+    `ready` waits for the engine. Without it, a single poll precedes the opening of the port, and a
+    busy machine may not answer that poll in time.
     """
     fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | changed
     fields["store_dir"] = folder / "adapters"
@@ -56,8 +56,8 @@ async def running(
             async with asyncio.timeout(_READY_WITHIN_S):
                 await gateway.service.replicas.wait_ready()
         port = server.servers[0].sockets[0].getsockname()[1]
-        # If the loop was blocked for 5 s, httpx would close a connection as idle that it has just
-        # given to a request.
+        # With an expiry, httpx could close a connection as idle after the loop was blocked for 5 s,
+        # although a request was just assigned to it.
         limits = httpx.Limits(keepalive_expiry=None)
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
@@ -68,5 +68,5 @@ async def running(
 
 
 def metric_of(service: Any, name: str, **labels: str) -> float:
-    """Return a sample of a gateway in this process; 0 without one."""
+    """Return a sample of the gateway's metrics, or 0 if there is none."""
     return service.metrics.registry.get_sample_value(name, labels) or 0.0

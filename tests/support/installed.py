@@ -1,4 +1,4 @@
-"""Packages installed in the gateway's image, and the documents that list them."""
+"""Packages installed in the gateway's image, and the SBOM documents that list them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ EVERY_MODULE = Path(__file__).with_name("every_module.py").read_text(encoding="u
 
 
 def assert_lists_installed_packages(file: Path, python: str) -> None:
-    """Check that a CycloneDX document lists the project and the lock file's releases for a
-    Python.
+    """Check that a CycloneDX document lists the project and the lock file's versions.
+
+    `python` is the Python version whose packages are expected.
     """
     told = json.loads(file.read_text(encoding="utf-8"))
     assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", PROJECT)

@@ -1,4 +1,4 @@
-"""The playground of a gateway with tenants, while it asks a person for a key."""
+"""The playground of a gateway with tenants, while it shows the dialog for a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a tenant's limits, in short form and at any time."""
+"""Requests against a tenant's limits, with few arguments and a test clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.tenancy.limits.script import (
 )
 
 PATIENT_S = 30.0
-"""Redis timeout for tests of counts: never reached, however busy the machine is."""
+"""Redis timeout in seconds for tests of counts. No machine is so busy that it is reached."""
 
 
 def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
@@ -41,7 +41,7 @@ def limit_request(
     wanted: int = 0,
     places: int = 1,
 ) -> LimitRequest:
-    """Return a request of `wanted` tokens and `places`, with the given limits."""
+    """Return a request for `wanted` tokens and `places` slots, under the given limits."""
     limits: dict[LimitName, int | None] = {
         "requests_per_minute": requests,
         "tokens_per_minute": tokens,
@@ -55,7 +55,7 @@ def limit_request(
 
 
 class ScriptAt:
-    """The script of the limits with the test's own clock."""
+    """The Lua script of the limits, with a clock that the test sets."""
 
     def __init__(self, client: Redis) -> None:
         assert SCRIPT.count("redis.call('TIME')") == 1
@@ -76,7 +76,7 @@ class ScriptAt:
 
 
 class LeaseAt:
-    """A gateway process that calls the script directly, at times of the test's choice."""
+    """A gateway process' lease that calls the script directly, with the test's clock."""
 
     def __init__(self, script: ScriptAt, gateway: str, now_ms: Callable[[], int]) -> None:
         self.lease = Lease("t", lambda: now_ms() / 1000)
@@ -95,7 +95,7 @@ class LeaseAt:
         return decision
 
     def report(self) -> None:
-        """Report what is used, and return what is not needed."""
+        """Report the usage, and return unused quota."""
         self.lease.tick()
         call = self.lease.call()
         self.lease.apply(call, parse_grant(call, self._ask(call)))

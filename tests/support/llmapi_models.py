@@ -1,4 +1,4 @@
-"""Models of the llmapi repository for a Triton of tests, with each release's behaviour."""
+"""Models of the llmapi repository for a test's Triton, with the behaviour of each release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triton_repo.cpu_executor import synthetic
 from triton_repo.llmapi_repository import MAIN, V1_2, V1_3, render_llmapi
 
 RELEASES = {"like_main": MAIN, "like_1_3": V1_3, "like_1_2": V1_2}
-"""Models on the synthetic engine, which answers requests one after the other, to the last token."""
+"""Models on the synthetic engine, which processes requests one after the other."""
 ENDLESS = 1_000_000
 
 
@@ -43,7 +43,7 @@ def build_synthetic(
 
 
 def build_inputs(text: Any, **more: Any) -> Arrays:
-    """Return inputs: each a tensor of one element, arrays unchanged."""
+    """Return inputs as tensors of one element. Arrays stay unchanged."""
     return {name: _tensor(name, value) for name, value in {"text_input": text, **more}.items()}
 
 

@@ -1,4 +1,4 @@
-"""Runner of the real `gateway up` for tests."""
+"""A runner of the real `gateway up` for tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import psutil
 from ops.local_stack.state import FILE_NAME
 from ops.local_stack.state import StackState as Stack
 
-# Seconds; a few are normal. The limits only end a test that would never end.
+# Time limits in seconds, only for a test that hangs. A few seconds are normal.
 READY_WITHIN = 240.0
 STOPPED_WITHIN = 120.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Up:
-    """A `gateway up`; killed at the end of its `with` if it still runs."""
+    """A `gateway up` process, killed at the end of the `with` block if still running."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Up:
         load_models: Sequence[str] = ("tensorrt_llm",),
         **settings: str,
     ) -> None:
-        """Start it: `folder` gets the state folder and the output; `settings` are GATEWAY_ ones.
+        """Start the process in `folder`. `settings` become GATEWAY_ variables.
 
-        The processes of the text models import transformers, 2 s of CPU time each: they are loaded
-        only on request (`load_models=()` is all).
+        Text models are loaded only on request (`load_models=()` loads all), as each imports
+        transformers in 2 s of CPU time.
         """
         self.state_dir = folder / "state"
         self.adapter_root = folder / "adapter-root"
@@ -78,7 +78,7 @@ class Up:
         return Stack.read(self.state_dir)
 
     def wait_for(self, text: str, within: float = READY_WITHIN, count: int = 1) -> None:
-        """Wait until `text` is in the command's output, that many times."""
+        """Wait until `text` is `count` times in the command's output."""
         deadline = time.monotonic() + within
         while (self.stdout + self.stderr).count(text) < count:
             assert self._process.poll() is None, f"`gateway up` ended:\n{self.stderr}"
@@ -96,7 +96,7 @@ class Up:
             found = psutil.Process(self._process.pid).children(recursive=True)
             self._processes.update(found)
             for process in found:
-                with suppress(psutil.NoSuchProcess):  # one that has just ended
+                with suppress(psutil.NoSuchProcess):  # a process that has just ended
                     arguments = " ".join(process.cmdline())
                     if prefix := re.search(r"shm-region-prefix-name=(\w+)", arguments):
                         self._shm_prefix = prefix[1]
@@ -109,11 +109,11 @@ class Up:
         self._process.send_signal(number)
 
     def wait(self, within: float = STOPPED_WITHIN) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for the command to end, and return the exit code."""
         return self._process.wait(within)
 
     def assert_nothing_is_left(self, within: float = 60.0) -> None:
-        """Check that no remembered process, shared memory, socket or state.json remains."""
+        """Check that no remembered process, shared memory region, socket or state.json remains."""
         assert self._processes
         deadline = time.monotonic() + within
         while (left := [p for p in self._processes if _runs(p)]) and time.monotonic() < deadline:
@@ -127,7 +127,7 @@ class Up:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        # Orphans of a killed stack remain zombies until init reaps them.
+        # Orphans of a killed stack stay zombies until init reaps them.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -1,4 +1,4 @@
-"""A scripted engine that sends logits of its tokens, and of a prompt."""
+"""A scripted engine that sends logits of generated and prompt tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _INPUTS = ("return_log_probs", "return_context_logits", "return_generation_logit
 
 
 class LogitsTriton(FakeTriton):
-    """The n-th token of every answer, and of a prompt, has `row(n)` as its logits."""
+    """A fake Triton whose logits are `row(n)` for the n-th token of each answer and prompt."""
 
     def __init__(self, folder: Path, *, tokens: list[int], vocabulary: int = 256) -> None:
-        """Create it; `folder` gets the engine's config.json."""
+        """Create the engine. `folder` receives the engine's config.json."""
         super().__init__(tokens=tokens, fault=None, step=0)
         self.vocabulary = vocabulary
         self.prompts_answered = 0
@@ -35,7 +35,7 @@ class LogitsTriton(FakeTriton):
         (folder / "config.json").write_text(json.dumps(_ENGINE), encoding="utf-8")
 
     def row(self, n: int) -> npt.NDArray[np.float32]:
-        """Return logits whose most likely tokens differ for each n, and are below 256."""
+        """Return logits with different likeliest tokens for each n, all below 256."""
         row = np.random.default_rng(n).normal(0, 2, self.vocabulary).astype(np.float32)
         row[256:] -= 100
         return row

@@ -1,4 +1,4 @@
-"""A gateway in the test's event loop with clients in threads, and its longest loop iteration."""
+"""A gateway in the test's event loop, clients in threads, and the longest loop iteration."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ SMALL_BODIES: Mapping[str, dict[str, Any]] = {
     "/tokenize": {},
     "/detokenize": {"tokens": [1]},
 }
-"""Small requests, by endpoint."""
+"""A small request body by endpoint."""
 
 
 class SentRequest(NamedTuple):
-    """A request: a path with its query, and a body of JSON unless it is a GET."""
+    """A request: path with query, and a JSON body, or None for GET."""
 
     path: str
     body: bytes | None = None
@@ -64,7 +64,7 @@ class SentRequest(NamedTuple):
 
 @dataclass(slots=True)
 class LoopTurn:
-    """The longest iteration of an event loop: its CPU seconds on a quiet machine, and its work."""
+    """The longest iteration of an event loop: CPU seconds on a quiet machine, and the work done."""
 
     seconds: float = 0.0
     work: str = ""
@@ -72,21 +72,22 @@ class LoopTurn:
 
 @dataclass
 class LoopGateway:
-    """A gateway in this event loop whose clients are in threads."""
+    """A gateway in this event loop. Its clients run in threads."""
 
     port: int
     turn: LoopTurn = field(default_factory=LoopTurn)
 
     async def longest_turn(self, asked: SentRequest) -> LoopTurn:
-        """Return the longest iteration of the loop while a request is answered."""
+        """Return the longest loop iteration while the gateway answers a request."""
         await asyncio.sleep(0)  # ends the caller's iteration
         self.turn.seconds = 0.0
         await asyncio.to_thread(_send, self.port, asked)
         return LoopTurn(self.turn.seconds / measure_slowness(), self.turn.work)
 
     async def shortest(self, asked: SentRequest, runs: int, good_s: float) -> LoopTurn:
-        """Return the best of some runs: other threads may have used the CPU caches in one
-        of them.
+        """Return the shortest of several measurements, as other threads may disturb the CPU caches.
+
+        Stop early once one takes at most `good_s`.
         """
         turn = await self.longest_turn(asked)
         for _ in range(runs - 1):
@@ -98,7 +99,7 @@ class LoopGateway:
 
 @asynccontextmanager
 async def loop_gateway(folder: Path, *, max_seq_len: int = 200_000) -> AsyncIterator[LoopGateway]:
-    """Yield a gateway that has answered a request of each protocol, with the collector off."""
+    """Yield a gateway that has answered a request of each protocol, with garbage collection off."""
     _save_tokenizer(folder)
     settings = {"eos_token": "!", "chat_template": _TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

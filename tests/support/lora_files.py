@@ -1,4 +1,4 @@
-"""Adapters in PEFT form, written for a test, and the tensors of a converted one, unpacked."""
+"""PEFT adapters written for a test, and the unpacked tensors of a converted adapter."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def key(module: str, side: str) -> str:
 def pair(
     module: str, rank: int, sizes: tuple[int, int], dtype: Any = np.float32, seed: int = 1
 ) -> dict[str, Array]:
-    """Return random A [rank, in] and B [out, rank] of one linear layer."""
+    """Return random A [rank, in] and B [out, rank] for one linear layer."""
     random = np.random.default_rng([seed, *module.encode()])
     return {
         key(module, "A"): random.normal(size=(rank, sizes[0])).astype(dtype),
@@ -60,7 +60,7 @@ def pair(
 
 
 def qv_tensors(rank: int = 4, layers: int = 2, seed: int = 1) -> dict[str, Array]:
-    """Return q_proj and v_proj of every layer of `BASE`."""
+    """Return q_proj and v_proj tensors for each layer of `BASE`."""
     tensors: dict[str, Array] = {}
     for layer in range(layers):
         for name in ("q_proj", "v_proj"):
@@ -70,7 +70,7 @@ def qv_tensors(rank: int = 4, layers: int = 2, seed: int = 1) -> dict[str, Array
 
 
 def write_peft(folder: Path, tensors: dict[str, Array], **changes: Any) -> Path:
-    """Write an adapter folder; `changes` replace or add fields of adapter_config.json."""
+    """Write an adapter folder. `changes` replace or add fields of adapter_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **changes}))
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -78,7 +78,7 @@ def write_peft(folder: Path, tensors: dict[str, Array], **changes: Any) -> Path:
 
 
 def to_bfloat16(path: Path) -> None:
-    """Mark the values of a uint16 file as bfloat16."""
+    """Change the dtype of a uint16 file to bfloat16 in its header."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = raw[8 : 8 + length].replace(b'"U16"', b'"BF16"')
@@ -86,7 +86,9 @@ def to_bfloat16(path: Path) -> None:
 
 
 def unpack(converted: Converted, base: BaseModel) -> dict[tuple[str, int], tuple[Array, Array]]:
-    """Return (module, layer) -> A [rank, in] and B [out, rank], float32; checks the padding."""
+    """Return (module, layer) -> A [rank, in] and B [out, rank] in float32, after checking the
+    padding.
+    """
     weights = np.frombuffer(converted.weights, "<u2").reshape(converted.rows, converted.width)
     found = {}
     for row, (module, layer, rank) in zip(weights, converted.config_rows(), strict=True):
@@ -108,7 +110,7 @@ def from_bits(bits: Array, dtype: str) -> Array:
 
 
 def content(number: int, nbytes: int = 4096) -> Converted:
-    """Return a converted adapter with its own digest, and meaningless values."""
+    """Return a converted adapter with random weights, and so its own digest."""
     rows = [(1, 0, 4), (2, 0, 4), (3, 1, 4)]
     width = -(-nbytes // (2 * len(rows)))
     weights = np.random.default_rng(number).bytes(2 * len(rows) * width)
@@ -116,9 +118,7 @@ def content(number: int, nbytes: int = 4096) -> Converted:
 
 
 def linear_content(number: int, rank: int = 4) -> Converted:
-    """Return a converted adapter for `BASE` that can be written back in PEFT form: q of both
-    layers.
-    """
+    """Return a converted adapter of q for both layers of `BASE`, which converts back to PEFT."""
     rows = [(1, 0, rank), (1, 1, rank)]
     width = rank * (8 + 8)
     values = np.random.default_rng(number).normal(size=(2, width)).astype("<f2")

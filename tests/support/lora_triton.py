@@ -1,4 +1,4 @@
-"""A scripted Triton with an adapter cache, whose answers last until a test ends them."""
+"""A scripted Triton with an adapter cache. Its answers last until a test ends them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from tests.support.fake_triton import FakeTriton, _response
 
 
 class LoraTriton(FakeTriton):
-    """Cache like TensorRT-LLM's: idle adapters are evicted, and without any it is full.
+    """A fake Triton with TensorRT-LLM's cache policy: an upload evicts idle adapters or fails.
 
-    An answer has one token immediately, and ends when its adapter is in `ended`.
+    An answer has one token immediately, and ends once its adapter is in `ended`.
     """
 
     def __init__(self, room: int, engine_dir: Path | None = None) -> None:
-        """Create it; `room` is in bytes of weights, and reported in the configuration of an
-        engine.
+        """Create the server with a cache of `room` bytes of weights.
+
+        With `engine_dir`, the model's configuration names the engine and the cache size.
         """
         super().__init__(tokens=[1], fault=None, step=0)
         self.engine_dir = engine_dir
         self.room = room
         self.ended: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.held: dict[int, int] = {}
-        """Bytes by task id, in order of arrival."""
+        """Bytes by task id, in the order of upload."""
         self.in_use: Counter[int] = Counter()
         self.brought: list[int] = []
-        """Task ids of requests with weights, in order."""
+        """Task ids of the requests that had weights, in order."""
 
     @property
     def running(self) -> set[int]:
-        """Task ids of answers that have started."""
+        """Task ids of the answers in progress."""
         return set(+self.in_use)
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
@@ -69,12 +70,12 @@ class LoraTriton(FakeTriton):
                 yield _response(request, [1], final=False)
                 await self.ended[task_id].wait()
             finally:
-                # Before the end is sent: a request that follows finds space.
+                # Free the adapter before the end is sent, so that the next request finds space.
                 self.in_use[task_id] -= 1
             yield _response(request, [1], final=True)
 
     def _store(self, task_id: int, weights: bytes | None) -> str | None:
-        """Store the weights; return the error if that fails."""
+        """Store the weights. Return the text of an error, or None."""
         if weights is not None:
             self.brought.append(task_id)
         if task_id in self.held:

@@ -1,4 +1,4 @@
-"""RFC 7396, appendix A: the original, the patch, and the result."""
+"""Examples of RFC 7396, appendix A: original, patch and result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_OBJECTS: list[tuple[Any, Any, Any]] = [
     ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
     ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
 ]
-# Targets or patches that are no objects; the state that is patched is always one.
+# Examples whose original or patch is no object. The gateway's state always is one.
 OF_OTHERS: list[tuple[Any, Any, Any]] = [
     (["a", "b"], ["c", "d"], ["c", "d"]),
     ({"a": "b"}, ["c"], ["c"]),

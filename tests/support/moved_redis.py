@@ -1,6 +1,6 @@
-"""Two real servers behind one address that moves from one to the other, like a Service's.
+"""Two real Redis servers behind one address that moves between them, like a Service's.
 
-Connections to the demoted server remain open: neither a Service nor most proxies end them.
+Connections to the demoted server stay open: neither a Service nor most proxies close them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INSTALL = {
 
 @cache
 def binaries() -> dict[str, Path]:
-    """Return the available servers by kind and major release."""
+    """Return the available server binaries by product and major release."""
     found: dict[str, Path] = {}
     for path in (Process.binary, *(shutil.which(n, path="/usr/bin") for n in _NAMES)):
         if path is not None and Path(path).exists():
@@ -53,7 +53,7 @@ def binaries() -> dict[str, Path]:
 
 _NAMES = ("redis-server", "valkey-server")
 KINDS = ("redis 6", "redis 7", "valkey 8")
-"""The kinds that the tests need."""
+"""The products and releases that the tests need."""
 
 
 def why_missing(kind: str) -> str:
@@ -61,7 +61,7 @@ def why_missing(kind: str) -> str:
 
 
 class Forwarder:
-    """A TCP port that forwards new connections to `target`; existing ones are not moved."""
+    """A TCP port that forwards new connections to `target`. Existing connections are not moved."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -94,7 +94,7 @@ class Forwarder:
                 continue
             for one, other in ((near, far), (far, near)):
                 self._open.add(one)
-                # A move of the server may have closed it already.
+                # The server's move may have closed the connection already.
                 with contextlib.suppress(OSError):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
@@ -116,18 +116,18 @@ def _end(each: socket.socket) -> None:
 
 @dataclass
 class MovedRedis:
-    """A Redis that moves: `url` is for gateways; `move` makes another server the primary."""
+    """A Redis with one address. `url` is for gateways; `move` promotes the other server."""
 
     url: str
     servers: list[Process]
     forwarder: Forwarder
 
     def primary(self) -> Process:
-        """Return the server to which clients are directed."""
+        """Return the server to which clients connect."""
         return next(each for each in self.servers if each.port == self.forwarder.target)
 
     def move(self) -> Process:
-        """Return the server that was the primary, once another one is."""
+        """Promote the other server, and return the former primary."""
         old = self.primary()
         new = next(server for server in self.servers if server is not old)
         new.client().execute_command("REPLICAOF", "NO", "ONE")
@@ -138,7 +138,7 @@ class MovedRedis:
 
 @dataclass
 class WatchedRedis:
-    """A Redis behind sentinels, with the same interface."""
+    """A Redis with sentinels, with the interface of `MovedRedis`."""
 
     fleet: WatchedFleet
 
@@ -147,9 +147,9 @@ class WatchedRedis:
         return self.fleet.url
 
     def move(self) -> Process:
-        """Return the server that was the primary, once most sentinels name another one.
+        """Start a failover. Return the former primary once most sentinels name another server.
 
-        They demote the old one some 10 s later, and it accepts writes until then.
+        The sentinels demote the former primary some 10 s later. It accepts writes until then.
         """
         old = self.fleet.master()
         assert old is not None
@@ -159,7 +159,7 @@ class WatchedRedis:
 
 
 def clients_at(server: Process) -> list[dict[str, str]]:
-    """Return clients' connections, except the test's own, replicas' and sentinels'."""
+    """Return the client connections, except those of the test, replicas and sentinels."""
     try:
         client = server.client()
         client.client_setname("own")

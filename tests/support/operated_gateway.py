@@ -1,4 +1,4 @@
-"""A gateway for operators: two real Tritons, Redis, tenants, adapters, an admin."""
+"""A gateway for operators, with two real Tritons, Redis, tenants, adapters and an admin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.triton_server import LONG_ANSWER, long_model
 ADMIN = new_key()
 ACME, TIGHT = "sk-the-key-of-acme", "sk-the-key-of-tight"
 STRANGE = "__proto__"
-"""A tenant's name with a special meaning in JavaScript."""
+"""A tenant's name that is a property of JavaScript objects."""
 DEMO_ADAPTERS = Path(__file__).parents[2] / "demo" / "adapters"
 _WITHIN_S = 60.0
 
@@ -53,7 +53,7 @@ class OperatedGateway:
         return state
 
     def until(self, met: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Return the state, once the condition is met."""
+        """Wait until the state meets the condition, and return the state."""
         deadline = time.monotonic() + _WITHIN_S
         while not met(state := self.state()):
             assert time.monotonic() < deadline, json.dumps(state, indent=1)[:8000]
@@ -68,7 +68,7 @@ class OperatedGateway:
         self.until(lambda state: all(it["state"] == "ready" for it in state["replicas"].values()))
 
     def upload(self, name: str, demo: str) -> dict[str, Any]:
-        """Upload a demo adapter under another name; a new version if the name exists."""
+        """Upload a demo adapter under another name. An existing name gets a new version."""
         files = [("file", (path.name, path.read_bytes())) for path in adapter_files(demo)]
         data = {"name": name, "base": "demo"}
         answer = self.admin("POST", "/v1/adapters", data=data, files=files)
@@ -78,9 +78,9 @@ class OperatedGateway:
 
     @contextmanager
     def running(self, count: int = 1, **fields: Any) -> Iterator[list[str]]:
-        """Run that many answers that take longer than any test; yield their ids.
+        """Run `count` answers that outlast any test. Yield their request ids.
 
-        Remaining ones are stopped at the end.
+        Answers that still run at the end are stopped.
         """
         before = set(self.state()["requests"])
 

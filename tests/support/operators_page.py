@@ -1,4 +1,4 @@
-"""The operators' page as a person uses it, with a count of clicks."""
+"""The operators' page as a person uses it, with a counter of clicks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDE = (1440, 900)
 
 
 class OperatorsPage:
-    """The page; `clicks` counts those of `click`, `view` and `confirm`."""
+    """The page. `clicks` counts the clicks of `click`, `view` and `confirm`."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -47,21 +47,24 @@ class OperatorsPage:
         return self.page.locator("dialog[open]").last
 
     def confirm(self, name: str) -> None:
-        """Click the button of the question, and wait until the action is done."""
+        """Click the dialog's confirming button, and wait until the action is done."""
         title = self.dialog.get_by_role("heading").inner_text()
         self.click(self.dialog.get_by_role("button", name=name, exact=True))
         heading = self.page.get_by_role("heading", name=title, exact=True)
         expect(self.page.locator("dialog[open]", has=heading)).to_have_count(0)
 
     def row(self, view: str, text: str) -> Locator:
-        """Return the row of a table, or of the list of tenants."""
+        """Return the first row with this text, in a table or in the list of tenants."""
         rows = self.page.locator(f"#{view} :is(.row, tbody > tr, li.tenant)")
         return rows.filter(has_text=text).first
 
 
 @contextmanager
 def operating(browser: Browser, url: str, key: str, **options: Any) -> Iterator[OperatorsPage]:
-    """Open the page with no click counted. It must log no error and contact no other host."""
+    """Open the page with the click counter at 0. The page must log no error.
+
+    It must contact no other host either.
+    """
     with looking_at(browser, f"{url}/operators", **{"size": WIDE} | options) as page:
         operators = OperatorsPage(page)
         operators.open(key)

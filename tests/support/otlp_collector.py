@@ -1,4 +1,4 @@
-"""A collector of OTLP over HTTP, as protobuf or, as Triton sends it, as JSON."""
+"""A collector for OTLP over HTTP, as protobuf or as JSON, which Triton sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class Span:
-    """A span. Ids are lower-case hexadecimal; `parent_id` is empty for a root."""
+    """A span. Ids are lower-case hexadecimal. `parent_id` is empty for a root span."""
 
     service: str
     name: str
@@ -30,7 +30,7 @@ class Span:
 
 
 class Collector:
-    """A collector; `raw` has the bodies as received."""
+    """A collector. `raw` has the received bodies."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -42,7 +42,7 @@ class Collector:
         return [span for span in self.spans if span.service == service]
 
     def wait_for(self, count: int, service: str, within_s: float = 60.0) -> list[Span]:
-        """Wait until a service has that many spans."""
+        """Wait until a service has sent `count` spans, and return them."""
         deadline = time.monotonic() + within_s
         while len(found := self.of(service)) < count:
             assert time.monotonic() < deadline, self.spans
@@ -82,7 +82,7 @@ def _value(value: Any) -> Any:
 
 
 def _from_json(body: bytes) -> Iterator[Span]:
-    """Parse only service, name, ids and attributes."""
+    """Yield the spans of an OTLP JSON body with service, name, ids and attributes."""
     for group in orjson.loads(body)["resourceSpans"]:
         named = {a["key"]: a["value"] for a in group["resource"]["attributes"]}
         for scope in group["scopeSpans"]:

@@ -1,10 +1,10 @@
-"""Timeout of tests' clients that do not test timing."""
+"""A timeout for test clients whose timing is not under test."""
 
 from __future__ import annotations
 
 PATIENCE_S = 300.0
-"""Seconds.
+"""Timeout in seconds.
 
-The libraries' own 5 s, to connect or for an answer, are shorter than a process may wait for the CPU
-when five run on two cores.
+The libraries' default of 5 s is shorter than a process may wait for the CPU when five processes
+share two cores.
 """

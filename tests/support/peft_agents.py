@@ -1,4 +1,4 @@
-"""Agents beside Tritons, in threads of the test, and the gateways' side of their protocol."""
+"""Adapter agents beside Tritons, run in threads of the test, and the gateways' messages to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def running_agent(
     settle_s: float = 0.0,
     limits: EngineLimits | None = None,
 ) -> Iterator[None]:
-    """Run an agent that stores its versions in `root`, which its replicas see under that path."""
+    """Run an agent that stores versions in `root`, which its replicas see under the same path."""
     tier, notices = RedisTier(redis), PeftNotices(redis)
     agent = Agent(
         PeftFolders(root),
@@ -52,7 +52,7 @@ def running_agent(
 
 
 class AgentNotices:
-    """Notices of agents in Redis, and those of a gateway to them."""
+    """Messages in Redis from agents, and from a gateway to agents."""
 
     def __init__(self, redis: RedisSettings) -> None:
         self.notices = PeftNotices(redis)
@@ -63,11 +63,11 @@ class AgentNotices:
         return {agent: held for agent, held in found.items() if held is not None}
 
     def holds(self) -> set[str]:
-        """Return the digests that any agent holds."""
+        """Return the digests that at least one agent holds."""
         return {digest for held in self.agents().values() for digest in held.holds}
 
     def beat(self, gateway: str = "g", in_use: dict[str, frozenset[str]] | None = None) -> None:
-        """Send a heartbeat of a gateway that has seen everything."""
+        """Send a heartbeat of a gateway that has seen all agents' messages."""
         self._beat += 1
         seen = {agent: (held.boot, held.revision) for agent, held in self.agents().items()}
         self.notices.put_gateway_state(

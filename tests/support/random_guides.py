@@ -1,4 +1,4 @@
-"""Random schemas, expressions and grammars, most of them near the largest accepted size."""
+"""Random JSON schemas, regexes and grammars, most of them near the largest accepted size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATTERNS = (
 
 
 def random_guide(draw: random.Random) -> tuple[Kind, str]:
-    """Return the kind and text of a guide."""
+    """Return the type and the text of a guide."""
     kind: Kind = draw.choice(("json_schema", "json_schema", "regex", "ebnf_grammar"))
     if kind == "json_schema":
         return kind, json.dumps(random_schema(draw))
@@ -38,7 +38,7 @@ def random_guide(draw: random.Random) -> tuple[Kind, str]:
 
 
 def random_schema(draw: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Return an object schema with up to some hundred properties of one or several kinds."""
+    """Return an object schema with up to 200 properties of one to three types."""
     count = draw.choice((1, 3, 5, 10, 20, 50, 100, 200)) if depth == 3 else draw.choice((1, 3, 6))
     kinds = draw.sample(_LEAVES, draw.randint(1, 3))
     properties: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def _sequence(
     depth: int,
     space: str = "",
 ) -> str:
-    """Return a sequence of parts: of several kinds, or of one kind repeated."""
+    """Return a sequence of random or equal parts."""
     same = None
     if draw.random() < 0.5:
         same = _part(draw, atom, depth, space)
@@ -141,7 +141,7 @@ def _expression_atom(draw: random.Random) -> str:
 
 
 def _grammar_atom(names: list[str], again: str) -> Callable[[random.Random], str]:
-    """Return a generator of atoms: the rules in `names` anywhere, `again` only after a text."""
+    """Return a generator of atoms. Rules in `names` may be anywhere, `again` after a literal."""
 
     def atom(draw: random.Random) -> str:
         choice = draw.random()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 by hand, for requests that no client library would send."""
+"""HTTP/1.1 over raw sockets, for requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Answer:
 
 @contextmanager
 def connect(url: str, *, timeout_s: float = 60, receive_buffer: int = 0) -> Iterator[socket.socket]:
-    """Connect to the server of `url`; `receive_buffer` is in bytes, 0 for the system's default."""
+    """Connect to the server of `url`. `receive_buffer` is in bytes; 0 is the system's default."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     with socket.socket() as connection:
@@ -32,7 +32,7 @@ def connect(url: str, *, timeout_s: float = 60, receive_buffer: int = 0) -> Iter
 
 
 def receive_all(connection: socket.socket) -> bytes:
-    """Return everything until the server closes or resets the connection."""
+    """Return all bytes until the server closes or resets the connection."""
     data = b""
     try:
         while piece := connection.recv(65536):
@@ -43,7 +43,7 @@ def receive_all(connection: socket.socket) -> bytes:
 
 
 def next_answer(connection: socket.socket) -> Answer:
-    """Return the next answer, which must have a length."""
+    """Return the next answer, which must have a Content-Length."""
     data = b""
     while True:
         piece = connection.recv(65536)
@@ -57,7 +57,7 @@ def next_answer(connection: socket.socket) -> Answer:
 
 
 def answers(data: bytes) -> list[Answer]:
-    """Return the complete answers in `data`. Asserts that there is nothing else."""
+    """Return the complete answers in `data`, after checking that there are no other bytes."""
     found = []
     while data:
         head, end, data = data.partition(b"\r\n\r\n")
@@ -88,7 +88,7 @@ def _decode_chunked(data: bytes) -> tuple[bytes, bytes]:
 
 
 def post(path: str, body: bytes, *headers: bytes) -> bytes:
-    """Return a request with its length; `headers` without line ends."""
+    """Return a POST request with a Content-Length. `headers` are lines without line ends."""
     lines = b"".join(header + b"\r\n" for header in headers)
     length = b"content-length: %d\r\n\r\n" % len(body)
     return b"POST " + path.encode() + b" HTTP/1.1\r\n" + HOST + lines + length + body

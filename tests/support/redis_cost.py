@@ -1,4 +1,4 @@
-"""Cost of commands in Redis itself: the CPU time of the longest one."""
+"""CPU time that commands take in Redis itself."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import redis
 from redis.client import Pipeline
 
 MAX_CALL_US = 5000
-"""Limit of the CPU time of one command, script or pipeline in Redis, in us."""
+"""Limit of the CPU time of one command, script or pipeline in Redis, in microseconds."""
 _RUNS = 5
 _REFERENCE = "for i = 1, 4000 do redis.call('HGET', KEYS[1], 'f') end"
 _REFERENCE_US = 650
-"""CPU time of `_REFERENCE` on a quiet machine. Others, and busy ones, are that much slower."""
+"""CPU time of `_REFERENCE` on a quiet machine, in microseconds. It calibrates slower machines."""
 
 
 def longest_call_us(
     at_redis: redis.Redis, prepare: Callable[[int], object], work: Callable[[int], object]
 ) -> int:
-    """Return the CPU time of the longest command of `work` in us.
+    """Return the CPU time of the longest command of `work` in microseconds, on a quiet machine.
 
-    It is the minimum of several runs, of each call if all runs make the same: what else the machine
-    does only makes calls longer. A run counts in units of what `_REFERENCE` takes behind it.
+    The result is the minimum over several runs, since other load only makes calls longer. If all
+    runs make the same calls, the minimum is taken per call. Each run is scaled by the time of
+    `_REFERENCE` right after it.
 
     Args:
         at_redis: a client of the server that only `work` uses.
-        prepare: stores the data before each run, whose number it gets.
-        work: the work to measure; it gets that number, too.
+        prepare: stores the data before each run; called with the number of the run.
+        work: the work to measure; called with the number of the run.
     """
     runs: list[list[int]] = []
     for run in range(_RUNS):
@@ -45,7 +46,7 @@ def longest_call_us(
 
 
 def _reference_us(at_redis: redis.Redis) -> float:
-    """Return the CPU time of `_REFERENCE` in us, the median of several calls."""
+    """Return the median CPU time of `_REFERENCE` in microseconds."""
     with measure_calls(at_redis) as calls:
         for _ in range(9):
             at_redis.eval(_REFERENCE, 1, "no such key")
@@ -54,7 +55,7 @@ def _reference_us(at_redis: redis.Redis) -> float:
 
 @contextmanager
 def measure_calls(at_redis: redis.Redis) -> Iterator[list[int]]:
-    """Yield the CPU times of all commands of this process while the context is open."""
+    """Yield a list that collects the CPU time of each command that this process sends."""
     calls: list[int] = []
     execute = redis.Redis.execute_command
     execute_all = Pipeline.execute

@@ -1,4 +1,4 @@
-"""Fleets of real Redis processes: a master with sentinels, and a cluster."""
+"""Groups of real Redis processes: a master with sentinels, and a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ops.local_stack.errors import StackError
 from ops.local_stack.ports import LOCALHOST, PortClaims
 
 PASSWORD = "p%40ss:w,rd"
-"""Password as in a URL; it contains a colon, a comma and an escape on purpose."""
+"""Password in URL encoding. It has a colon, a comma and an escape on purpose."""
 _PASSWORD = "p@ss:w,rd"
 _BINARY = Path(sys.executable).parent / "redis-server"
 _SLOTS = 16384
@@ -27,7 +27,7 @@ _SLOTS = 16384
 
 @dataclass
 class Process:
-    """A redis-server with its configuration file, or a sentinel."""
+    """A redis-server or sentinel process with its configuration file."""
 
     folder: Path
     port: int
@@ -49,11 +49,11 @@ class Process:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
 
     def client(self) -> redis.Redis:
-        """Return the test's own client, which is closed with this process."""
+        """Return the test's own client, which is closed with the process."""
         return self._client
 
     def kill(self) -> None:
-        """Kill it like ``kill -9``."""
+        """Kill the process with SIGKILL."""
         self._client.close()
         if self._process is not None:
             self._process.kill()
@@ -68,7 +68,7 @@ class Process:
 
 @dataclass
 class Fleet:
-    """A fleet; `url` is for a gateway's setting."""
+    """A group of processes. `url` is the value of the gateway's setting."""
 
     url: str
     servers: list[Process]
@@ -82,7 +82,7 @@ class WatchedFleet(Fleet):
     sentinels: list[Process]
 
     def master(self) -> Process | None:
-        """Return the server that a majority of the sentinels name, if it accepts writes."""
+        """Return the server that most sentinels name and that accepts writes, or None."""
         named = []
         for sentinel in self.sentinels:
             with contextlib.suppress(RedisError):
@@ -113,9 +113,7 @@ def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
 def redis_processes(
     binary: Path = _BINARY,
 ) -> Iterator[tuple[Path, Callable[..., Process], list[Process]]]:
-    """Yield a folder, a factory of processes in it, and all processes made; kill them at
-    the end.
-    """
+    """Yield a folder, a factory of processes, and the list of processes. Kill all at the end."""
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     made: list[Process] = []
 
@@ -133,7 +131,7 @@ def redis_processes(
 
 
 def _port(claims: PortClaims) -> int:
-    """Return a free port; the cluster's own port is 10,000 higher, and is claimed too."""
+    """Return a free port whose cluster bus port, 10,000 higher, is free and claimed too."""
     while True:
         port = claims.take_free()
         with contextlib.suppress(OverflowError, StackError):
@@ -146,9 +144,9 @@ COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')
 
 @contextlib.contextmanager
 def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iterator[WatchedFleet]:
-    """Run a master with two replicas and three sentinels, which detect its death in a second.
+    """Run a master with two replicas and three sentinels, which notice the master's death in 1 s.
 
-    A `stubborn` master never learns that it was replaced, like one that is cut off.
+    A `stubborn` master cannot be demoted, like one that is cut off from the sentinels.
     """
     with redis_processes(binary) as (_, make, _made):
         servers = [make() for _ in range(3)]
@@ -192,7 +190,7 @@ def _sees_all(sentinel: Process) -> bool:
 
 @contextlib.contextmanager
 def running_cluster(*, replicas: bool = False) -> Iterator[Fleet]:
-    """Run three masters, with one replica each if `replicas`."""
+    """Run a cluster of three masters, each with a replica if `replicas` is set."""
     with redis_processes() as (_, make, _made):
         servers = [make() for _ in range(6 if replicas else 3)]
         for server in servers:

@@ -1,4 +1,4 @@
-"""A real redis-server on a Unix socket, for tests that kill it, stop it and empty it."""
+"""A real redis-server on a Unix socket, which tests kill, stop and flush."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lora_store.redis import RedisSettings
 
 
 class RedisServer:
-    """A server that stores nothing on disk: after `kill` and `start` it is empty."""
+    """A server without persistence: after `kill` and `start` its database is empty."""
 
     def __init__(self, folder: Path, config: Path | None = None) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class RedisServer:
                 try:
                     client.ping()
                 except redis.AuthenticationError:
-                    return  # it answers, and requires the password of its configuration
+                    return  # the server answers, and requires the configured password
                 except redis.ConnectionError:
                     time.sleep(0.01)
                 else:
@@ -48,16 +48,16 @@ class RedisServer:
         raise TimeoutError("redis-server did not start")
 
     def client(self, password: str | None = None) -> redis.Redis:
-        """Return a client for the test itself: to inspect, to damage, to flush. Close it."""
+        """Return a client for the test itself. The caller closes it."""
         return redis.Redis.from_url(self.url, password=password)
 
     def settings(self, *, ttl_s: int | None = None, timeout_s: float = 30.0) -> RedisSettings:
-        """Return settings for a store, with a timeout long enough for a busy machine."""
+        """Return settings for a store, with a timeout that is long enough for a busy machine."""
         return RedisSettings(self.url, ttl_s=ttl_s, timeout_s=timeout_s)
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[socket.socket]:
-        """Replace the killed server by the test's own listening socket."""
+        """Replace the killed server with a listening socket that never answers."""
         path = self._folder / "redis.sock"
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -83,7 +83,7 @@ class RedisServer:
 
 @contextlib.contextmanager
 def running_redis(config: Path | None = None) -> Iterator[RedisServer]:
-    # Not pytest's own folder: the path of a Unix socket must be short.
+    # A short path, as for any Unix socket, so not in pytest's folder.
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     server = RedisServer(folder, config)
     try:

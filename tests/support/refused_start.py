@@ -1,4 +1,4 @@
-"""Output of `python -m gateway` for settings that it refuses."""
+"""Output of `python -m gateway` for refused settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-WITHIN_S = 120  # a second is normal
+WITHIN_S = 120  # one second is normal
 
 _SCRIPT = """
 import json, os, sys
@@ -23,9 +23,9 @@ for settings in json.load(sys.stdin):
 
 
 def refusals(*cases: Mapping[str, object]) -> list[str]:
-    """Return the output with each of these settings, on stdout and stderr, before exit code 2.
+    """Return stdout and stderr of the gateway for each of these settings, with exit code 2 checked.
 
-    One process runs all cases: the imports dominate the cost of a start.
+    One process runs all cases, since imports are most of the cost of a start.
     """
     environments = [
         {f"GATEWAY_{name.upper()}": str(value) for name, value in case.items()} for case in cases

@@ -1,4 +1,4 @@
-"""A repository of five models as `gateway repo render` writes it, for tests to damage."""
+"""A repository of five models as `gateway repo render` writes it, which tests damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ops.deployment.check import check
 from tests.support.triton_server import MODEL
 
 FindingKey = tuple[str, str, str]
-"""Severity, model, field."""
+"""A finding's severity, model and field."""
 
 CORE, BLS, ENSEMBLE = "tensorrt_llm", "tensorrt_llm_bls", "ensemble"
 
@@ -37,20 +37,20 @@ class RenderedRepository:
         return self.folder / "tokenizer"
 
     def edit(self, model: str, old: str, new: str) -> None:
-        """Replace existing text in a config.pbtxt."""
+        """Replace text in a config.pbtxt. Fail if the text is missing."""
         path = self.repository / model / "config.pbtxt"
         text = path.read_text()
         assert old in text, old
         path.write_text(text.replace(old, new))
 
     def rename(self, model: str, old: str, new: str) -> None:
-        """Rename an input as in another release, in the configuration and in the module."""
+        """Rename an input in the configuration and in model.py, like another release."""
         self.edit(model, f'"{old}"', f'"{new}"')
         for module in (self.repository / model / "1").glob("*.py"):
             module.write_text(module.read_text().replace(f'"{old}":', f'"{new}":'))
 
     def set(self, model: str, key: str, value: str) -> None:
-        """Write a parameter that the config.pbtxt has."""
+        """Set a parameter that the config.pbtxt already has."""
         head = f'parameters {{ key: "{key}" value {{ string_value: "'
         path = self.repository / model / "config.pbtxt"
         before, found, after = path.read_text().partition(head)
@@ -58,13 +58,14 @@ class RenderedRepository:
         path.write_text(before + head + value + '"' + after.partition('"')[2])
 
     def add(self, model: str, key: str, value: str) -> None:
-        """Add a parameter that this release does not have."""
+        """Add a parameter that this release lacks."""
         with (self.repository / model / "config.pbtxt").open("a") as file:
             file.write(f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n')
 
     def build(self, section: str, **changes: Any) -> None:
-        """Change a section of the engine's config.json, such as `build_config`; "" is the top
-        level.
+        """Change fields in a section of the engine's config.json, such as `build_config`.
+
+        The section "" is the top level.
         """
         path = self.engine / "config.json"
         config = json.loads(path.read_text())
@@ -88,9 +89,7 @@ class RenderedRepository:
 
 
 def render_repository(folder: Path, built: Path) -> RenderedRepository:
-    """Render a repository in `folder`, with a copy of the engine in `built`, sharing its
-    weights.
-    """
+    """Render a repository in `folder` with a copy of the engine `built`. Weights are a symlink."""
     made = RenderedRepository(folder)
     made.engine.mkdir()
     shutil.copyfile(built / "config.json", made.engine / "config.json")

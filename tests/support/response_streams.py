@@ -1,4 +1,4 @@
-"""Requests of the Responses API, and their answers of given deltas, streamed and complete."""
+"""Requests of the Responses API, and streamed and complete answers from given deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway that only speaks HTTPS, and a test's access to it."""
+"""A gateway that serves only HTTPS, and a test's access to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE_S
 
 
 class SecureGateway(GatewayProcess):
-    """A gateway that only speaks HTTPS; `trust` is the test's own TLS context."""
+    """A gateway that serves only HTTPS. `trust` is the test's TLS context."""
 
     def __init__(self, trust: ssl.SSLContext, folder: Path, stack: Stack, **settings: object):
         super().__init__(folder, stack, **settings)

@@ -1,6 +1,6 @@
-"""Request bodies below 64 KiB that block a gateway's event loop for long, and a search for them.
+"""A search for request bodies below 64 KiB that block a gateway's event loop for long.
 
-`python -m tests.support.slow_bodies --seconds 600` searches longer than the tests do, with another
+`python -m tests.support.slow_bodies --seconds 600` searches longer than the tests do, with a new
 seed each time.
 """
 
@@ -30,13 +30,13 @@ MAX_BODY_BYTES = 64 * 1024
 _SURVIVORS = 8
 _OFTEN = [path for path, fields in PARAMETERS.items() for _ in fields]
 _LARGE = ("tools",)
-"""The most expensive parameters, which half of the bodies have."""
+"""The most expensive parameters. Half of the bodies have them."""
 _BESIDE_TOOLS = ("tool_choice", "response_format", "output_format", "text")
-"""Parameters that cause more work with the tools."""
+"""Parameters that cost more in combination with tools."""
 
 
 class _Recipe(NamedTuple):
-    """The choices from which a body is generated."""
+    """The random choices from which a body is generated."""
 
     path: str
     names: tuple[str, ...]
@@ -45,11 +45,11 @@ class _Recipe(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, frozenset[str]]:
-        """The endpoint and the parameters."""
+        """The endpoint and the set of parameters."""
         return self.path, frozenset(self.names)
 
     def make(self) -> SentRequest:
-        """Return the body, of less than MAX_BODY_BYTES."""
+        """Return a request with a body of less than MAX_BODY_BYTES."""
         size = self.size
         while True:
             draw = random.Random(self.seed)
@@ -63,7 +63,7 @@ class _Recipe(NamedTuple):
             try:
                 data = orjson.dumps(body)
             except orjson.JSONEncodeError:
-                continue  # it is nested too deep
+                continue  # the body is nested too deeply
             if len(data) < MAX_BODY_BYTES:
                 return SentRequest(self.path, data)
 
@@ -94,10 +94,10 @@ def _mutate(draw: random.Random, recipe: _Recipe) -> _Recipe:
 async def find_slowest(
     gateway: LoopGateway, bodies: int, seed: int = 0
 ) -> list[tuple[SentRequest, LoopTurn]]:
-    """Return the bodies with the longest loop iterations among that many generated ones.
+    """Return the requests with the longest loop iterations among `bodies` generated ones.
 
-    One of each combination of parameters is mutated further, so that the first slow one found does
-    not displace all others.
+    Only the slowest of each combination of parameters survives and is mutated, so that the first
+    slow request does not displace all others.
     """
     draw = random.Random(seed)
     found: dict[tuple[str, frozenset[str]], tuple[_Recipe, LoopTurn]] = {}

@@ -1,10 +1,10 @@
-"""A search for the model texts with the highest parsing cost per character.
+"""A search for model texts with the highest parsing cost per character.
 
-Texts are generated from each form's own tokens, mutated, and repeated; the most expensive survive.
-A cost that grows faster than the text is extrapolated to a long text.
+Texts are generated from the tokens of each tool call format, mutated and repeated. The most
+expensive survive. If the cost grows faster than the text, it is extrapolated to a long text.
 
-`python -m tests.support.slow_texts --seconds 60` searches longer than the tests do, with another
-seed each time. Add its findings to `tests/gateway/parsers/test_linear_time.py`.
+`python -m tests.support.slow_texts --seconds 60` searches longer than the tests do, with a new seed
+each time. Add its findings to `tests/gateway/parsers/test_linear_time.py`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.tagged import TaggedForm
 
 LONG_CHARS = 64 * 1024
-"""The length of text whose cost is compared."""
+"""The length in characters to which costs are extrapolated."""
 _SIZES = (1024, 4096)
-# Smaller growth may be noise.
+# A smaller growth of the cost per character may be noise.
 _MIN_GROWTH = 1.25
 _CHARS_A_TOKEN = 4
 _SURVIVORS = 12
 _MAX_PARTS = 6
-# Share of the time for finding beginnings.
+# Fraction of the time that is spent on finding text beginnings.
 _BEGINNINGS_SHARE = 0.3
 
 _FUNCTIONS: Mapping[str, Any] = {
@@ -48,7 +48,7 @@ _FUNCTIONS: Mapping[str, Any] = {
         }
     }
 }
-# One of each class of characters that are parsed alike: with fewer, pairs occur sooner.
+# One character of each class that the parsers treat alike. Fewer characters find pairs sooner.
 _CHARS = tuple("<>[]{}()\"'\\|:;,.=-_ \n0eurfé")
 _WORDS = (
     *('"""', "'''", r"\n", r"\u", r"\u00e9", r"\ud83d", r"\ude00", r"\x4", r"\07", r"\U0001f989"),
@@ -59,12 +59,12 @@ _WORDS = (
 
 
 class SlowText(NamedTuple):
-    """Tokens in parts, each repeated to its share of the text's length."""
+    """Parts of a text: tokens, and the fraction of the length for which they are repeated."""
 
     parts: tuple[tuple[tuple[str, ...], float], ...]
 
     def of_length(self, chars: int) -> str:
-        """Return the text with about that many characters; a part without a share occurs once."""
+        """Return a text of about `chars` characters. A part with fraction 0 occurs once."""
         whole = sum(share for _, share in self.parts) or 1.0
         pieces = []
         for tokens, share in self.parts:
@@ -89,7 +89,7 @@ class TextCost(NamedTuple):
 
 
 def message_forms() -> dict[str, MessageForm]:
-    """Return every way to parse an answer by name: all forms of calls and tags of reasoning."""
+    """Return each way to parse an answer, by name: all tool call formats and reasoning tags."""
     forms: dict[str, MessageForm] = {
         form: MessageForm(
             tools=form,
@@ -108,7 +108,7 @@ def message_forms() -> dict[str, MessageForm]:
 
 
 def read_time(form: MessageForm, text: str, chars: int) -> float:
-    """Return the CPU seconds of parsing a text, that many characters at a time."""
+    """Return the CPU seconds for parsing a text in pieces of `chars` characters."""
     reader = MessageReader(form)
     pieces = [text[at : at + chars] for at in range(0, len(text), chars)]
     was_enabled = gc.isenabled()
@@ -125,7 +125,7 @@ def read_time(form: MessageForm, text: str, chars: int) -> float:
 
 
 def find_slowest(name: str, seconds: float, seed: int = 0) -> TextCost:
-    """Return the most expensive text of the form `name`, after that many CPU seconds of search."""
+    """Return the most expensive text for the format `name` after `seconds` of CPU time."""
     form = message_forms()[name]
     draw = random.Random(f"{name} {seed}")
     words = [*_words(form)]
@@ -157,7 +157,7 @@ def find_slowest(name: str, seconds: float, seed: int = 0) -> TextCost:
 
 
 class _Beginnings:
-    """Texts that lead a parser to different lines of its code."""
+    """Text beginnings that reach different lines of the parsers' code."""
 
     def __init__(self, form: MessageForm) -> None:
         self._form = form
@@ -165,7 +165,7 @@ class _Beginnings:
         self.found: list[tuple[str, ...]] = [()]
 
     def add(self, tokens: tuple[str, ...]) -> None:
-        """Store a text if it runs a line of a parser for the first time."""
+        """Store the tokens if they make a parser run a line for the first time."""
         lines: set[tuple[str, int]] = set()
 
         def note(frame: FrameType, _event: str, _value: Any) -> Any:
@@ -193,14 +193,14 @@ def _cost(form: MessageForm, text: SlowText, chars: int) -> TextCost:
     long = read_time(form, text.of_length(long_size), chars) / long_size
     if long < _MIN_GROWTH * short:
         return TextCost(long, text, chars)
-    # Part of the time may be another process'.
+    # Measure again, as other processes may have slowed the first measurement.
     long = min(long, read_time(form, text.of_length(long_size), chars) / long_size)
     growth = (long - short) / (long_size - short_size) if long > _MIN_GROWTH * short else 0.0
     return TextCost(long + growth * (LONG_CHARS - long_size), text, chars)
 
 
 def _words(form: MessageForm) -> Iterator[str]:
-    """Yield the tags of a form, their beginnings, and words common to all forms."""
+    """Yield the format's tags, prefixes of the tags, and words common to all formats."""
     yield from _WORDS
     yield from ("f", "a", "o", "s")
     tags = {*form.markers()}

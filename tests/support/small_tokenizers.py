@@ -1,4 +1,4 @@
-"""Small tokenizers of the usual kinds, built on demand."""
+"""Small tokenizers of the usual types, built on demand."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _halves() -> Tokenizer:
-    """Return a tokenizer of bytes, with one token of a complete character and the next one's first
-    byte.
-    """
+    """Return a byte tokenizer with a token that ends in the first byte of the next character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, "ãĥ", "ãĥ³", "ãĥ³ã"]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))

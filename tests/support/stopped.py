@@ -1,4 +1,4 @@
-"""Stopped processes, whose signals stay pending."""
+"""Helpers for stopped processes, whose signals stay pending."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.support.patience import PATIENCE_S
 
 
 def stop(process: psutil.Process) -> None:
-    """Stop a process; return once it is stopped, which is some time after SIGSTOP was sent.
+    """Stop a process, and return once it has stopped, some time after SIGSTOP.
 
-    Until then it still handles other signals: the kernel delivers the lowest number first, so a
-    SIGTERM sent right after the SIGSTOP is handled before it.
+    Until then the process handles other signals. The kernel delivers the lowest number first, so a
+    SIGTERM right after the SIGSTOP would be handled before it.
     """
     process.suspend()
     deadline = time.monotonic() + PATIENCE_S
@@ -25,7 +25,7 @@ def stop(process: psutil.Process) -> None:
 
 
 def wait_until_sent(pid: int, number: signal.Signals) -> None:
-    """Wait until a stopped process was sent a signal, which it cannot have handled."""
+    """Wait until the signal is pending for a stopped process."""
     deadline = time.monotonic() + PATIENCE_S
     while not _waiting(pid) >> (number - 1) & 1:
         assert time.monotonic() < deadline, f"no {number.name} was sent"
@@ -33,6 +33,6 @@ def wait_until_sent(pid: int, number: signal.Signals) -> None:
 
 
 def _waiting(pid: int) -> int:
-    """Return the pending signals as bits (proc(5))."""
+    """Return the pending signals of a process as a bit mask (proc(5))."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.partition("ShdPnd:")[2].split()[0], 16)

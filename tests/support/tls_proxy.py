@@ -1,4 +1,4 @@
-"""A TLS server before another server, which records the clients' certificates."""
+"""A TLS proxy for another server, which records the clients' certificates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class TlsProxy:
-    """A proxy; `serials` has the serial numbers of clients' certificates, one per connection, in
-    order.
-    """
+    """A proxy. `serials` has the serial number of each connection's client certificate."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class TlsProxy:
 
     @contextlib.asynccontextmanager
     async def serving(self, connect: Callable[[], Awaitable[Streams]]) -> AsyncIterator[TlsProxy]:
-        """Serve; `connect` opens a connection to the server behind."""
+        """Run the proxy. `connect` opens a connection to the server behind it."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             running.add(asyncio.current_task())

@@ -1,4 +1,4 @@
-"""Results of a parser of tool calls for a text, joined."""
+"""The joined events of a tool call parser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.parsers.tools.forced import ForcedCall, ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS
 from gateway.parsers.tools.parser import ToolParser
 
-# Every form, the parsers of the two kinds of forced calls, and of calls in place of an answer.
+# Parsers of all formats, of both types of forced calls, and of calls instead of an answer.
 MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
     "required": ForcedToolParser,
@@ -26,9 +26,7 @@ MAKERS: dict[str, Callable[[], ToolParser]] = {
 
 
 def fold(events: list[Event]) -> list[Event]:
-    """Return the events with neighbouring pieces of one content, or of one call's arguments,
-    joined.
-    """
+    """Return the events with neighbouring text deltas, or argument deltas of one call, joined."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None
@@ -42,7 +40,7 @@ def fold(events: list[Event]) -> list[Event]:
 
 
 def parse_pieces(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
-    """Return the events of a new parser for a text in `pieces`, which may be truncated."""
+    """Return the events of a new parser for a text in `pieces`. `cut` means a truncated text."""
     parser = maker()
     events = [event for piece in pieces for event in parser.parse(piece)]
     return fold(events + parser.finish(cut=cut))
@@ -51,7 +49,7 @@ def parse_pieces(maker: Callable[[], ToolParser], *pieces: str, cut: bool = Fals
 def call_events(
     name: str, *pieces: str, index: int = 0, call_id: str = "id", custom: bool = False
 ) -> list[MessageEvent]:
-    """Return the events of one call whose arguments come in `pieces`."""
+    """Return the events of one call whose arguments arrive in `pieces`."""
     arguments = [CallArguments(index, piece) for piece in pieces]
     end = end_call(index, "".join(pieces), custom=custom)
     return [CallStart(index, name, call_id), *arguments, end]
@@ -62,7 +60,7 @@ def content_of(events: list[Event]) -> str:
 
 
 def calls_of(events: list[Event]) -> list[tuple[str, str]]:
-    """Return (name, arguments) of each call, checking that no event is empty or out of order."""
+    """Return (name, arguments) of each call. Fail if an event is empty or out of order."""
     calls: list[tuple[str, str]] = []
     for event in events:
         if isinstance(event, CallStart):
@@ -81,7 +79,7 @@ piece_sizes = st.lists(st.integers(1, 12) | st.integers(1, 200), min_size=1, max
 
 
 def split_text(text: str, sizes: list[int]) -> Iterator[str]:
-    """Yield `text` in pieces of these sizes, cyclically."""
+    """Yield `text` in pieces of these sizes, repeated cyclically."""
     start = 0
     for size in itertools.cycle(sizes):
         if start >= len(text):

@@ -1,4 +1,4 @@
-"""Runner and client of a real tritonserver on our model repository."""
+"""A runner and a client of a real tritonserver with our model repository."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from triton_repo.releases import DEFAULT
 from triton_repo.render import render
 
 MODEL = Path(__file__).parents[2] / "demo" / "model"
-# For `long_model`: such an answer takes longer than any machine withholds the CPU.
+# Answers of `long_model` take longer than a process ever waits for the CPU.
 LONG_SEQ_LEN = 32_768
 LONG_ANSWER = 30_000
-# Triton (2.51) dies of this by itself if a process gets no CPU time for seconds during a model's
-# start: it is restarted then (github.com/triton-inference-server/server/issues/8882).
+# Triton (2.51) crashes with this message if a model gets no CPU time for seconds while it starts.
+# Tests then restart it (github.com/triton-inference-server/server/issues/8882).
 STARVED = "boost::interprocess::lock_exception"
 READY_WITHIN = 240.0
 ANSWER_WITHIN = 120.0
@@ -41,7 +41,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Reply:
-    """A response on a stream: its outputs, or its error."""
+    """A response on a stream: outputs or an error."""
 
     request_id: str
     outputs: Arrays
@@ -53,7 +53,7 @@ class Server:
     """A running tritonserver."""
 
     child: Child
-    """The server process, if `serving` started it."""
+    """The server's process, if `serving` started it."""
 
     def __init__(self, ports: Ports) -> None:
         self.grpc = f"{LOCALHOST}:{ports.triton_grpc}"
@@ -74,10 +74,10 @@ class Server:
         ]
 
     def why_unavailable(self) -> dict[str, str]:
-        """Return the reason by model, for those that it could not load."""
+        """Return the reason by model for each model that Triton could not load."""
         _, text = self._post("/v2/repository/index", {})
         found = json.loads(text)
-        # An ensemble of missing models has no state.
+        # An ensemble whose models are missing has no state.
         return {
             each["name"]: each["reason"] for each in found if each.get("state") == "UNAVAILABLE"
         }
@@ -94,7 +94,7 @@ class Server:
             return client.get_model_config(model).config
 
     def metric(self, family: str, **labels: str) -> float:
-        """Return the value of the one sample with these labels among its own."""
+        """Return the value of the only sample that has these labels."""
         with urllib.request.urlopen(self._metrics, timeout=ANSWER_WITHIN) as page:
             lines = page.read().decode().splitlines()
         wanted = [f'{name}="{value}"' for name, value in labels.items()]
@@ -107,14 +107,14 @@ class Server:
         return float(found[0].rpartition(" ")[2])
 
     def wait_metric(self, value: float, family: str, within: float = 60.0, **labels: str) -> None:
-        """Wait until the sample has this value."""
+        """Wait until the sample has the value."""
         deadline = time.monotonic() + within
         while (found := self.metric(family, **labels)) != value:
             assert time.monotonic() < deadline, f"{family} {labels}: {found}, not {value}"
             time.sleep(0.01)
 
     def wait_active(self, count: int, within: float = 60.0) -> None:
-        """Wait until the engine's own count of active requests is `count`."""
+        """Wait until the engine reports `count` active requests."""
         labels = {"request_type": "active"}
         self.wait_metric(count, "nv_trt_llm_request_metrics", within, **labels)
 
@@ -124,7 +124,7 @@ class Server:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:
-        """Open a stream on a separate connection; its requests are cancelled at the end."""
+        """Open a stream on a new connection. Its requests are cancelled at the end."""
         stream = Stream(self.grpc)
         try:
             yield stream
@@ -139,14 +139,14 @@ class Server:
         request_id: str = "",
         outputs: list[str] | None = None,
     ) -> list[Reply]:
-        """Return all replies to one request; the last one is final or an error."""
+        """Return all replies to one request. The last one is final or an error."""
         with self.stream() as stream:
             stream.send(inputs, model, request_id=request_id, outputs=outputs)
             return stream.rest(request_id)
 
 
 class Stream:
-    """A ModelStreamInfer call."""
+    """A ModelStreamInfer call with its requests and replies."""
 
     def __init__(self, address: str) -> None:
         self._client = triton.InferenceServerClient(address)
@@ -173,7 +173,7 @@ class Stream:
         return self._replies.get(timeout=ANSWER_WITHIN)
 
     def rest(self, request_id: str = "") -> list[Reply]:
-        """Return the replies up to the end of one request; those of others are dropped."""
+        """Return the replies up to the end of one request, without replies to other requests."""
         replies: list[Reply] = []
         while not replies or not (replies[-1].final or replies[-1].error):
             reply = self.next()
@@ -195,7 +195,7 @@ class Stream:
 
 
 def core_inputs(ids: list[int], max_tokens: int, **more: Any) -> Arrays:
-    """Return the inputs of `tensorrt_llm` for one prompt; scalars become [1, 1]."""
+    """Return the inputs of `tensorrt_llm` for one prompt. Scalars get shape [1, 1]."""
     inputs = {
         "input_ids": np.array([ids], np.int32),
         "input_lengths": np.array([[len(ids)]], np.int32),
@@ -215,7 +215,7 @@ def stop_inputs() -> Arrays:
 
 
 def as_tensor(value: Any) -> npt.NDArray[Any]:
-    """Return [1, 1] of a Python scalar in the dtype that the models declare for it."""
+    """Return a Python scalar as a [1, 1] array in the dtype that the models expect."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, str):
@@ -238,20 +238,20 @@ def _outputs(result: Any) -> Arrays:
 
 
 def new_ids(replies: list[Reply]) -> list[int]:
-    """Return the ids of the first beam of all replies, none of which may be an error."""
+    """Return the ids of the first beam of all replies. Fail if the last reply is an error."""
     assert replies[-1].error is None, replies[-1].error
     return [token for reply in replies for token in reply.outputs["output_ids"][0, 0].tolist()]
 
 
 def error_of(replies: list[Reply]) -> str:
-    """Return the error that is the only reply."""
+    """Return the error text of the only reply."""
     assert len(replies) == 1
     assert replies[0].error is not None
     return replies[0].error
 
 
 def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
-    """Return parameters of a repository on the CPU, with the engine in `folder`."""
+    """Return the parameters of a repository on the CPU, with the engine in `folder`/engine."""
     return {
         "triton_backend": "python",
         "triton_max_batch_size": 8,
@@ -270,9 +270,9 @@ def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
 
 
 def long_model(folder: Path) -> Path:
-    """Copy the demo's model into `folder`, for longer answers than it was trained for.
+    """Copy the demo's model into `folder`, with a longer context than it was trained for.
 
-    The answers run at a GPU's pace, so that the test that starts them has the CPU.
+    Answers run at a GPU's pace, which leaves CPU time for the test.
     """
     model = folder / "model"
     shutil.copytree(MODEL, model)
@@ -283,9 +283,7 @@ def long_model(folder: Path) -> Path:
 
 
 def render_core(folder: Path, **parameters: Value) -> None:
-    """Render a repository in `folder` with only the core model: it loads in a third of the CPU
-    time.
-    """
+    """Render a repository in `folder` with only the core model, for a third of the CPU time."""
     repository = folder / "repository"
     render(repository, repository_parameters(folder, **parameters))
     for model in repository.iterdir():
@@ -295,9 +293,9 @@ def render_core(folder: Path, **parameters: Value) -> None:
 
 @contextlib.contextmanager
 def running(folder: Path, *, release: str = DEFAULT, **parameters: Value) -> Iterator[Server]:
-    """Run tritonserver on all five models of a release, as the local stack starts it.
+    """Run tritonserver on all five models of a release, like the local stack.
 
-    `folder` has the engine in `engine`; foreign models in `repository` are not touched.
+    `folder` has the engine in `engine`. Other models in `repository` stay as they are.
     """
     values = repository_parameters(folder, **parameters)
     render(folder / "repository", values, release=release)
@@ -307,7 +305,7 @@ def running(folder: Path, *, release: str = DEFAULT, **parameters: Value) -> Ite
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """Run tritonserver, with these `options` too, on the folder `repository` of `folder`."""
+    """Run tritonserver with these further `options` on `folder`/repository."""
     with PortClaims() as claims:
         ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         prefix = region_prefix(folder)
@@ -325,9 +323,9 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
 
 
 def wait_ready(child: Child, address: str, metrics_port: int | None = None) -> None:
-    """Wait until the server at this HTTP address serves all its models, and its metrics if asked.
+    """Wait until the server at this HTTP address has all models ready, and its metrics port open.
 
-    The metrics port is the last that it opens.
+    Triton opens the metrics port last.
     """
     urls = [f"http://{address}/v2/health/ready"]
     if metrics_port is not None:

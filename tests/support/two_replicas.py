@@ -1,4 +1,4 @@
-"""A gateway before two scripted engines: the first breaks, the other gets the rest."""
+"""A gateway for two scripted engines: the first fails, and the other resumes the answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GREEDY = {"temperature": 0}
 
 
 class Pair:
-    """`first` gets all requests, and `other`, of weight 0, those that `first` cannot have."""
+    """Two engines. `first` gets all requests; `other` has weight 0 and gets the resumed ones."""
 
     def __init__(
         self, folder: Path, ids: list[int], engines: list[FakeTriton], endpoints: list[str]
@@ -38,7 +38,7 @@ class Pair:
         self.service: Any = None
 
     def configure(self, *indexes: int, drain: bool = False) -> None:
-        """Configure these replicas, all by default; `drain` applies to the first."""
+        """Configure the replicas with these indexes, or both. `drain` applies to the first."""
         entries = [
             {"endpoint": self.endpoints[0], "drain": drain},
             {"endpoint": self.endpoints[1], "weight": 0},
@@ -49,7 +49,7 @@ class Pair:
             self.service.configuration.reload_now()
 
     def replica(self, index: int) -> Replica:
-        """Return the replica that the configuration has now."""
+        """Return the current replica object for this endpoint."""
         found = [r for r in self.service.replicas if r.endpoint == self.endpoints[index]]
         replica: Replica = found[-1]
         return replica
@@ -63,9 +63,7 @@ class Pair:
                 await asyncio.sleep(0.01)
 
     async def breaks(self, fault: Fault, step: int) -> None:
-        """Break the next answer of the first at this token; the other sends the remaining
-        tokens.
-        """
+        """Make the first engine's next answer fail at token `step`. The other sends the rest."""
         self.first.fault, self.first.step = fault, step
         self.other.tokens = self.ids[step:]
         self.other.requests.clear()
@@ -77,7 +75,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(folder: Path, text: str = TEXT, **settings: Any) -> AsyncIterator[Pair]:
-    """Run the pair; each engine answers `text`, a token per byte, unless changed."""
+    """Run both engines and the gateway. Each engine answers `text`, one token per byte."""
     save_tokenizer(folder)
     ids = ids_of(folder, text)
     engines = [FakeTriton(tokens=ids, fault=None, step=0) for _ in range(2)]
@@ -104,7 +102,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def read_choice(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode())) -> Any:
-    """Return the choice; for a stream, joined from its one beginning to its one end."""
+    """Return the choice. The deltas of a stream are joined, after checking its one end."""
     assert answer.status_code == 200, answer.text
     if stream:
         *frames, last = events(answer)
@@ -120,5 +118,5 @@ def read_choice(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.
 
 
 def stream_fields(stream: bool) -> dict[str, Any]:
-    """Return the fields that request either kind of answer, with usage."""
+    """Return the request fields for a streamed or complete answer with usage."""
     return {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})

@@ -1,4 +1,4 @@
-"""Models for embeddings and for ranking beside the core model of a running Triton."""
+"""Embedding and reranking models beside the core model of a running Triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 8
 
 _TEXT = ("TYPE_STRING", [1])
 _ROW = ("TYPE_FP32", [WIDTH])
-# By name: the file, its parameters, the largest batch, inputs and outputs.
+# Model name -> file, `takes`, maximum batch size, inputs, outputs.
 _CONFIGS: dict[str, tuple[str, str, int, dict[str, Any], dict[str, Any]]] = {
     "words": ("words", "text", BATCH, {"TEXT": _TEXT}, {"EMBEDDING": _ROW}),
     "words_ids": (
@@ -46,9 +46,7 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 def sections(tokenizer: Path) -> dict[str, Any]:
-    """Return sections of the configuration file, with all models under the names that
-    clients use.
-    """
+    """Return sections of the configuration file with all models, under the clients' names."""
     ids = {"input_ids": "input_ids", "attention_mask": "attention_mask", "output": "EMBEDDING"}
     text = {"input": "TEXT", "output": "EMBEDDING"}
     counted = {"tokenizer": str(tokenizer), "max_tokens": 512}
@@ -86,7 +84,7 @@ def write_models(repository: Path, names: Sequence[str] = tuple(_CONFIGS)) -> No
 
 
 def load_models(address: str, names: Sequence[str] = tuple(_CONFIGS)) -> None:
-    """Load models at a Triton with --model-control-mode=explicit, by its HTTP URL."""
+    """Load models into a Triton at this URL, started with --model-control-mode=explicit."""
     for name in names:
         url = f"{address}/v2/repository/models/{name}/load"
         with urllib.request.urlopen(url, data=b"{}", timeout=120) as answer:

@@ -1,4 +1,4 @@
-"""A connection to a server that can be interrupted without either end noticing."""
+"""A proxy that can interrupt connections without closing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 64 * 1024
 
 
 class Wire:
-    """Connections to `endpoint`, host:port, that pass nothing while the wire is cut."""
+    """Connections to `endpoint` (host:port) that pass no data while the wire is cut."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -28,7 +28,7 @@ class Wire:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Yield the endpoint at which it begins."""
+        """Yield the proxy's own endpoint."""
         server = await asyncio.start_server(self._serve, LOCALHOST, 0)
         try:
             yield f"{LOCALHOST}:{server.sockets[0].getsockname()[1]}"
@@ -47,7 +47,7 @@ class Wire:
             there = await asyncio.open_connection(host, int(port))
             await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
         except (OSError, asyncio.CancelledError):
-            pass  # either end is closed, or the test is over
+            pass  # one end has closed, or the test has ended
         finally:
             self._tasks.discard(task)
             writer.close()

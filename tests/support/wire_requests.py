@@ -1,4 +1,4 @@
-"""Requests to the core model as Triton's gRPC messages."""
+"""Requests to the core model as serialized gRPC messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 
 def stream_request(tokens: int) -> bytes:
-    """Return a serialized request for a stream of a given number of tokens."""
+    """Return a serialized request for a stream of `tokens` tokens."""
     message = pb.ModelInferRequest(model_name="tensorrt_llm", id=f"r{tokens}")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, values in (

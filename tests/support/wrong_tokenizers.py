@@ -1,4 +1,4 @@
-"""Tokenizer folders based on the demo model's: other models' tokenizers, and a padded copy."""
+"""Tokenizer folders that differ from the demo's: other models' tokenizers, and a padded copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _definition() -> dict[str, Any]:
 
 
 def _train(size: int) -> Tokenizer:
-    """Train a tokenizer of another model on other texts, padded to its size."""
+    """Train a tokenizer on other texts, and pad it to `size` tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +45,7 @@ def _with_change(change: Callable[[dict[str, Any]], None]) -> Tokenizer:
 
 
 def _reversed_ids(definition: dict[str, Any]) -> None:
-    """Give all words other ids; special tokens retain theirs."""
+    """Reverse the ids of all words except special tokens."""
     vocabulary = definition["model"]["vocab"]
     added = {each["content"] for each in definition["added_tokens"]}
     words = sorted((token for token in vocabulary if token not in added), key=vocabulary.get)
@@ -86,9 +86,7 @@ WRONG: dict[str, Callable[[], Tokenizer]] = {
 
 
 def write(folder: Path, tokenizer: Tokenizer) -> Path:
-    """Write a folder with this tokenizer and the demo's other files, without the ids of its
-    config.
-    """
+    """Write a folder with this tokenizer and the demo's other files. config.json has no ids."""
     folder.mkdir(parents=True)
     for name in _FILES:
         if (MODEL / name).is_file():
@@ -98,7 +96,7 @@ def write(folder: Path, tokenizer: Tokenizer) -> Path:
 
 
 def without_tool_tokens(folder: Path) -> Path:
-    """Write the demo's from before tools were added: four tokens fewer than the engine has rows."""
+    """Write the demo's tokenizer before tool tokens: four tokens fewer than the engine has rows."""
 
     def change(definition: dict[str, Any]) -> None:
         definition["added_tokens"] = [t for t in definition["added_tokens"] if t["id"] < 4092]
@@ -107,7 +105,7 @@ def without_tool_tokens(folder: Path) -> Path:
 
 
 def with_spare_token(folder: Path) -> Path:
-    """Write the demo's with a padding token for which the engine has no row."""
+    """Write the demo's tokenizer with a padding token, for which the engine has no row."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     tokenizer.add_special_tokens(["<pad>"])
     return write(folder, tokenizer)

@@ -1,7 +1,4 @@
-"""Releases of xgrammar from the package registry.
-
-The wheels are installed once, into build/xgrammar.
-"""
+"""Releases of xgrammar, installed once from the package registry into build/xgrammar."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ import pytest
 
 _TVM = ("apache-tvm-ffi==0.1.12", "typing-extensions")
 RELEASES = {"0.1.13": (), "0.1.18": (), "0.1.25": (), "0.1.32": _TVM, "0.2.8": _TVM}
-"""Additional requirements of each release."""
+"""Additional requirements by release."""
 ROOT = Path(__file__).parents[2]
 
 
 def install_release(release: str) -> Path:
-    """Return the folder of a release's wheel. Skips the test if the registry cannot be reached."""
+    """Return the folder of a release's wheel. Skip the test if the registry cannot be reached."""
     return _install(f"xgrammar=={release}", release, RELEASES[release])
 
 
 def install_vocabulary() -> Path:
-    """Return the file of the vocabulary that `tests.support.xgrammar_worker` reads."""
+    """Return the vocabulary file that `tests.support.xgrammar_worker` reads."""
     folder = _install("mistral-common==1.13.1", "mistral-common-1.13.1")
     return folder / "mistral_common" / "data" / "tekken_240718.json"
 
@@ -35,7 +32,7 @@ def install_vocabulary() -> Path:
 def compile_guides(
     folder: Path, guides: Sequence[tuple[str, str]], vocabulary: Sequence[str] = ()
 ) -> list[tuple[str | None, float]]:
-    """Return why a release throws on each guide, None if not, and the CPU time in seconds.
+    """Return for each guide the release's error, or None, and the CPU time in seconds.
 
     `vocabulary` are the vocabulary arguments of `tests.support.xgrammar_worker`.
     """
@@ -43,7 +40,7 @@ def compile_guides(
 
 
 def match_answers(folder: Path, guides: Sequence[tuple[str, str, list[str]]]) -> list[list[bool]]:
-    """Return whether each guide accepts each of its answers."""
+    """Return for each guide whether it accepts each of its answers."""
     return [accepted for _, _, accepted in _run_worker(folder, guides)]
 
 

@@ -1,16 +1,15 @@
-"""Compile guides with one release of xgrammar, as TensorRT-LLM does.
+"""Compiles guides with one release of xgrammar, with the options that TensorRT-LLM uses.
 
-``python -m tests.support.xgrammar_worker FOLDER [VOCABULARY SIZE]`` reads ``[kind, text]`` a line,
-as JSON, and answers each with why that release throws on the guide, or null, the seconds of CPU
-that it took, and a list. For ``[kind, text, answers]``, the list says which of the answers the
-guide accepts; the tokens must be single bytes then. A matcher is made too, since the first state of
-a grammar is computed there. FOLDER has the wheel's files. Only the compiled part is imported: the
-package itself needs torch.
+``python -m tests.support.xgrammar_worker FOLDER [VOCABULARY SIZE]`` reads one JSON line ``[kind,
+text]`` per guide. Each output line has the release's error or null, the CPU seconds, and a list.
+For ``[kind, text, answers]``, the list says which answers the guide accepts, and the tokens must be
+single bytes. The time includes creating a matcher, which computes the grammar's first state. FOLDER
+has the wheel's files. Only the compiled module is imported, as the package needs torch.
 
-VOCABULARY is Tekken's file, as the wheel of mistral-common has it: a byte-level BPE of 131,072
-tokens in the order of their merges. The first SIZE are taken, but the last of these are replaced
-by the 1,100 numbers of two and three digits, which Llama 3 and GPT-4 have as tokens and Tekken has
-not. Without VOCABULARY, the tokens are single bytes.
+VOCABULARY is the file of Tekken in the mistral-common wheel: a byte-level BPE of 131,072 tokens in
+merge order. The first SIZE tokens are used. The last of them are replaced by the 1,100 numbers of
+two and three digits, which Llama 3 and GPT-4 have as tokens and Tekken lacks. Without VOCABULARY,
+the tokens are single bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 _BYTES = [bytes([code]) for code in range(256)]
-# Without an indentation, with any white space, and objects closed where they do not say otherwise.
+# any_whitespace, no indent, no separators, strict_mode
 _JSON = (True, None, None, True)
 
 
@@ -47,7 +46,7 @@ def main() -> None:
         importlib.import_module("xgrammar.load_binding")
     core: Any = importlib.import_module("xgrammar.base")._core
     tokens = _vocabulary(Path(sys.argv[2]), int(sys.argv[3])) if sys.argv[2:] else _BYTES
-    # The last one stands for the end of a text.
+    # The last token is the end of the text.
     end = len(tokens) - 1
     vocabulary = _call(
         core.TokenizerInfo, *[(tokens, raw, None, [end], False) for raw in (0, "RAW")]
@@ -58,7 +57,7 @@ def main() -> None:
         why, accepted = None, []
         started = time.process_time()
         try:
-            # No token stops a text early, and none is taken back.
+            # No stop tokens, no forced termination, and no rollback.
             given = (_compile(core, compiler, kind, text), None, False, 0)
             matcher = _call(core.GrammarMatcher, given, (*given, None))
             for answer in more[0] if more else ():
@@ -82,7 +81,7 @@ def _compile(core: Any, compiler: Any, kind: str, text: str) -> Any:
 
 
 def _call(function: Callable[..., Any], *alternatives: tuple[Any, ...]) -> Any:
-    """Call a function with the first arguments that this release takes."""
+    """Call a function with the first of the argument tuples that this release accepts."""
     for arguments in alternatives[:-1]:
         try:
             return function(*arguments)

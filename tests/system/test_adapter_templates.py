@@ -1,4 +1,4 @@
-"""Adapters with a chat template of their own: chats, versions, and who may bring one."""
+"""LoRA adapters with their own chat template: rendering, versions, and permission to upload one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES = {
 
 
 class LoraTriton(FakeTriton):
-    """Its model takes adapters."""
+    """A fake Triton whose model accepts LoRA adapters."""
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         answer = await super().ModelConfig(request, context)
@@ -70,7 +70,7 @@ async def _upload(client: httpx.AsyncClient, name: str, folder: Path) -> httpx.R
 
 
 async def _prompt(client: httpx.AsyncClient, model: str) -> str:
-    """What the gateway makes of a chat, as the model is sent it."""
+    """Return the text of the prompt that the gateway renders and sends to the model."""
     body = {"model": model, "messages": ASKED}
     ids = (await client.post("/tokenize", json=body)).json()["tokens"]
     chat = (await client.post("/v1/chat/completions", json=body | {"max_tokens": 1})).json()
@@ -93,7 +93,8 @@ async def test_a_template_belongs_to_its_version_on_all_gateways(
         assert plain.status_code == 201, plain.text
         first = (await _upload(one, "own", _adapter(tmp_path / "first", OWN))).json()
         second = (await _upload(one, "own", _adapter(tmp_path / "second", OWN + "!"))).json()
-        # The weights are the same: an engine holds them once, whatever the template.
+        # The weights are identical, so all versions have one task id: the engine stores the weights
+        # once.
         versions = [*plain.json()["versions"], *second["versions"]]
         assert len({version["digest"] for version in versions}) == 3
         assert len({version["task_id"] for version in versions}) == 1
@@ -119,7 +120,7 @@ async def test_its_forms_and_its_end_are_those_of_the_template(tmp_path: Path) -
     folder, text = _base(tmp_path / "base"), f"<think>hm</think>4{END}"
     output = ids_of(folder, text)
     engine = LoraTriton(tokens=output, fault=None, step=0)
-    # What an operator names in the settings may bring a template.
+    # An adapter that the settings name may have a template: the operator chose its folder.
     own = {"own": _adapter(tmp_path / "own", THINKING, eos_token={"content": END})}
     async with (
         serving(engine) as endpoint,
@@ -145,7 +146,8 @@ async def test_its_forms_and_its_end_are_those_of_the_template(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("trust", "template", "config", "named"),
     [
-        # It is not even compiled, in which Jinja works out what is constant.
+        # Without trust, the template is not even compiled: Jinja evaluates constants while it
+        # compiles.
         (False, "{{ 'a' * 10 }", {}, "GATEWAY_TRUST_ADAPTER_TEMPLATES"),
         (False, OWN, {}, "GATEWAY_TRUST_ADAPTER_TEMPLATES"),
         (False, BASE, {"eos_token": END}, "GATEWAY_TRUST_ADAPTER_TEMPLATES"),
@@ -173,7 +175,8 @@ async def test_what_is_not_taken_is_refused_by_name(
         assert refused.status_code == 400
         assert named in refused.json()["error"]["message"]
         assert service.adapters.records == []
-        # Its base model's own template, and tokens that no template writes, are nothing new.
+        # A copy of the base model's template is allowed, as are special tokens that no template
+        # uses.
         harmless = {"added_tokens_decoder": {"999": {"content": "[PAD]"}}, "eos_token": "<|eos|>"}
         taken = await _upload(client, "own", _adapter(tmp_path / "same", BASE + "\n", **harmless))
         assert taken.status_code == 201, taken.text

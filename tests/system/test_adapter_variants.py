@@ -1,4 +1,4 @@
-"""Adapters as all tools write them, through upload and the real engine, against float64."""
+"""Adapters in the formats of several tools: upload, real engine, comparison with float64."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.token_mode_only(
     "a text model does not say which tokens log probabilities belong to"
 )
 TEXT = "The capital of France is Paris. Repeat: owls and numbers 12345"
-# The largest difference measured is 0.0042, of all modules: adapters are rounded to the engine's
-# float16. What lacks the tensors of one layer is off by 0.6 or more.
+# The largest measured difference is 0.0042, with all modules: the engine rounds adapters to
+# float16. An adapter without the tensors of one layer differs by 0.6 or more.
 TOLERANCE = 0.005
 
 
@@ -44,7 +44,7 @@ def admin(stack: Stack, up: Up) -> Iterator[httpx.Client]:
 
 
 def _logprobs(client: httpx.Client, name: str, ids: list[int]) -> Floats:
-    """Return those of the prompt's tokens but the first."""
+    """Return the log probabilities of the prompt's tokens, without the first token."""
     body = {"model": name, "prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text

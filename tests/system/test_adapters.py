@@ -1,4 +1,4 @@
-"""Adapters for operators, through HTTP and `gateway lora`, against the real stack."""
+"""An operator's tasks with adapters, through HTTP and `gateway lora`, against the real stack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Change = Callable[[Path], None]
 
 @pytest.fixture
 def admin(stack: Stack, up: Up) -> Iterator[httpx.Client]:
-    """A client with the admin key; what a test registered is removed afterwards."""
+    """Yield a client with the admin key. Adapters that a test registers are removed afterwards."""
     headers = {"authorization": f"Bearer {(up.state_dir / 'admin_key').read_text()}"}
     with httpx.Client(base_url=stack.gateway, headers=headers, timeout=60) as client:
         before = _names(client)
@@ -45,7 +45,7 @@ def _upload(admin: httpx.Client, name: str, folder: Path, base: str = "demo") ->
 
 
 def _shapes(up: Up) -> Path:
-    """The engine, or the model where there is none to build."""
+    """Return the engine's folder, or the model's folder in modes without a built engine."""
     engine = up.state_dir / "engine"
     return engine if engine.is_dir() else DEMO_MODEL
 
@@ -104,11 +104,11 @@ def test_the_exact_version_is_in_a_header(
 def test_the_same_content_again_changes_nothing(admin: httpx.Client, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", DEMO_MODEL, seed=4)
     first, again = (_upload(admin, "same", folder).json() for _ in range(2))
-    # But for where it is held: a replica with a disk of its own reads it in the meantime.
+    # `placement` may differ: replicas with their own disk load the adapter between the two uploads.
     for version in (*first["versions"], *again["versions"]):
         assert set(version.pop("placement").values()) <= {"held", "on its way"}
     assert again["versions"] == first["versions"]
-    # The same tensors under another name are the same version: one task id, one cache entry.
+    # The same tensors under another name get the same task id, so the engine caches them once.
     other = _upload(admin, "same-too", folder).json()
     assert other["versions"][0]["task_id"] == first["versions"][0]["task_id"]
 

@@ -1,6 +1,6 @@
-"""Requests in the shape of coding agents: 20,000 tokens of instructions, 30 tools, several turns.
+"""Requests like those of coding agents: 20,000 tokens of instructions, 30 tools, several turns.
 
-The synthetic engine answers each with the same call of a tool, as fast as it is taken.
+The synthetic engine answers each request with the same tool call, as fast as it is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def _schema(number: int) -> dict[str, Any]:
-    """As agents describe their tools: nested, with long descriptions."""
+    """Return a JSON schema in the style of agents' tools: nested, with long descriptions."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -73,7 +73,7 @@ def _events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_as_claude_code(gateway: httpx.Client) -> None:
-    """`/v1/messages?beta=true`: blocks with cache marks, thinking, betas, results of tools."""
+    """Check `/v1/messages?beta=true` with cache_control, thinking, beta headers, tool results."""
     tools = [
         {
             "name": f"tool_{n}",
@@ -133,7 +133,7 @@ def test_as_claude_code(gateway: httpx.Client) -> None:
 
 
 def test_as_codex(gateway: httpx.Client) -> None:
-    """`/v1/responses` without state: developer messages, a custom tool, thoughts brought back."""
+    """Check stateless `/v1/responses`: developer messages, a custom tool, reasoning items."""
     tools: list[dict[str, Any]] = [
         {
             "type": "function",
@@ -186,7 +186,7 @@ def test_as_codex(gateway: httpx.Client) -> None:
         [item] = [e["item"] for e in events if e["type"] == "response.output_item.done"]
         assert (item["type"], item["name"]) == ("function_call", "tool_7")
         assert json.loads(item["arguments"]) == ARGUMENTS
-        # Items come back without the ids that the server gave them.
+        # The client returns each item without the id that the server assigned.
         item = {name: item[name] for name in ("type", "name", "arguments", "call_id")}
         output = [{"type": "input_text", "text": "main.py\nutil.py"}]
         result = {"type": "function_call_output", "call_id": item["call_id"], "output": output}

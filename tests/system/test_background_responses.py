@@ -1,4 +1,4 @@
-"""Responses that nobody waits for, with OpenAI's own package against the real stack."""
+"""Background responses through OpenAI's own package, against the real stack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.triton_server import LONG_ANSWER
 CAPITAL = "What is the capital of France?"
 COUNT = "Count from 1 to 300"
 ENDED = ("completed", "incomplete", "failed", "cancelled")
-WITHIN_S = 60.0  # else something hangs
+WITHIN_S = 60.0  # a longer wait means that something hangs
 
 
 def asked(said: str, **fields: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_it_is_polled_for(client: openai.OpenAI) -> None:
     assert (found.id, found.created_at) == (made.id, made.created_at)
     again = client.responses.create(**asked("And of Italy?"), previous_response_id=made.id)
     assert "Italy" in again.output_text
-    # One that has ended is only told of.
+    # Cancelling a completed response changes nothing and returns the response.
     assert client.responses.cancel(made.id).to_dict() == found.to_dict()
 
 
@@ -78,7 +78,7 @@ def test_its_events_can_be_had_again_from_any_on(client: openai.OpenAI) -> None:
     whole = client.responses.create(**asked(CAPITAL))
     assert live[-1]["response"]["output"][0]["content"] == whole.to_dict()["output"][0]["content"]
     foreground = events(client.responses.create(**asked(CAPITAL), stream=True))
-    # Tokens that come together may be one event.
+    # Several tokens may arrive in one event, so only the order of event types is compared.
     told = [kind for kind, _ in itertools.groupby(kinds) if kind != "response.queued"]
     assert told == [kind for kind, _ in itertools.groupby(event["type"] for event in foreground)]
     response_id = live[0]["response"]["id"]
@@ -126,7 +126,7 @@ def test_what_cannot_be_asked_of_it(client: openai.OpenAI) -> None:
     assert refused.value.param == "starting_after"
     with pytest.raises(openai.NotFoundError):
         client.responses.cancel("resp_" + "0" * 32)
-    with pytest.raises(openai.BadRequestError):  # told at once, and nothing is kept
+    with pytest.raises(openai.BadRequestError):  # refused at once, and nothing is stored
         client.responses.create(**asked("a " * 9000), background=True)
 
 
@@ -134,12 +134,14 @@ def test_what_cannot_be_asked_of_it(client: openai.OpenAI) -> None:
 def shared(
     long_stack: Stack, shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """Two workers, whose answers are long; tenant `one` may have two at once."""
+    """Yield a gateway of two workers with long answers. Tenant `one` may have two requests in
+    flight.
+    """
     folder = tmp_path_factory.mktemp("background")
     config = write_config(
         folder / "c.yaml", tenant("one", "sk-one", concurrent_requests=2), tenant("two", "sk-two")
     )
-    # Where Redis has no turn in time, each worker counts places by itself.
+    # If Redis did not answer in time, each worker would count the tenant's requests separately.
     settings = {"workers": 2, "redis_url": shared_redis.url, "redis_timeout": PATIENT_S}
     settings |= {"usage_log": folder / "usage"}
     with GatewayProcess(folder / "g", long_stack, config=config, **settings) as gateway:
@@ -147,7 +149,7 @@ def shared(
 
 
 def of_tenant(gateway: GatewayProcess, name: str) -> openai.OpenAI:
-    """Each request has a connection of its own, which any worker may take."""
+    """Return a client that opens a connection per request, so any worker may accept the request."""
     return openai.OpenAI(
         base_url=f"{gateway.url}/v1",
         api_key=f"sk-{name}",
@@ -157,7 +159,7 @@ def of_tenant(gateway: GatewayProcess, name: str) -> openai.OpenAI:
     )
 
 
-# Longer than any test that does something meanwhile, however seldom the machine gives it a turn.
+# These answers outlast every test, even if the machine stops the test's process for a while.
 LONG = asked(COUNT, max_output_tokens=LONG_ANSWER, extra_body={"ignore_eos": True})
 never_ends = pytest.mark.token_mode_only(
     "llmapi has no `ignore_eos`, others no metrics", of=["bls", "ensemble", "llmapi"]
@@ -199,12 +201,12 @@ def test_who_cancels_it_frees_the_engine_whichever_worker_runs_it(
             if stream:
                 rest = events(client.responses.retrieve(response_id, stream=True))
                 assert rest[-1]["type"] != "response.completed"
-    # Each is billed once, as what its client has left.
+    # Each cancelled response is billed once, with the status of a client that disconnected.
     until(lambda: _billed(shared) == before + 6)
 
 
 def _billed(gateway: GatewayProcess) -> int:
-    """How many that their clients have left."""
+    """Return the number of usage log lines with status 499 (client closed request)."""
     lines = (gateway.log.parent.parent / "usage").read_text(encoding="utf-8").splitlines()
     return sum(json.loads(line)["status"] == 499 for line in lines)
 

@@ -1,4 +1,4 @@
-"""A client that goes away frees the engine at once, whatever the request was doing."""
+"""A client that disconnects frees the engine at once, in every phase of its request."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ pytestmark = [
     ),
 ]
 
-# The engine's counters are refreshed every 100 ms; 300 ms is what the disconnect may cost in all.
-# Of CPU time of the engine, which is what goes on: a busy machine slows it as it slows the gateway.
+# The limit is CPU time of the engine's process, because a busy machine slows the engine as much as
+# the gateway. 300 ms includes the engine's counters, which are refreshed every 100 ms.
 STOPPED_WITHIN_CPU_S = 0.3
 ROUNDS = 5
-IDLE_WITHIN_S = 120.0  # else something hangs
+IDLE_WITHIN_S = 120.0  # a longer wait means that something hangs
 COUNT = "Count from 1 to 300"
-# Of each client of a crowd: the engine works on them at the same time, for longer than on one.
+# Shorter answers for many concurrent clients: each request takes longer in a full batch.
 OF_A_CROWD = LONG_ANSWER // 4
 
 
 @pytest.fixture
 def stack(long_stack: Stack) -> Stack:
-    """Whose answers do not end before their clients leave, however long a process stands still."""
+    """Return the stack with answers that outlast their clients, even if a process is stopped a
+    while.
+    """
     return long_stack
 
 
@@ -90,7 +92,7 @@ def _body(*, stream: bool, tokens: int = OF_A_CROWD) -> dict[str, object]:
 
 
 async def _cost_of_leaving(stack: Stack, *, stream: bool) -> float:
-    """CPU seconds of the engine from its client's leaving to its own report that nothing runs."""
+    """Return the engine's CPU seconds from the disconnect until no request is active."""
     await _until_idle(stack)
     before = await asyncio.to_thread(_steps, stack)
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=60) as client:
@@ -114,8 +116,8 @@ async def test_the_engine_stops(stack: Stack, stream: bool) -> None:
 
 
 async def test_while_queued_and_before_the_first_token(stack: Stack) -> None:
-    """More requests than the engine has slots, all abandoned before most have begun."""
-    # What another test still has in flight would be counted among the hundred below.
+    """Abandon more requests than the engine has slots, most of them before their first token."""
+    # Requests in flight from an earlier test would be counted among the hundred below.
     await _until(lambda: _in_flight(stack) + _waiting(stack) == 0)
     before = _stops(stack, "disconnect")
     limits = httpx.Limits(max_connections=None)
@@ -133,16 +135,16 @@ async def test_while_queued_and_before_the_first_token(stack: Stack) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     await _until_idle(stack)
     await _until(lambda: _in_flight(stack) == 0)
-    # Each that was sent is stopped. One that waited here is too if it got a place that another left
-    # before its own client's leaving was seen; else the engine never heard of it.
+    # Each request that reached the engine is stopped. A queued request is stopped too if it got a
+    # free slot before its own disconnect was seen. Otherwise the engine never received the request.
     left = sum(task.cancelled() for task in tasks)
     assert 0 < sent <= _stops(stack, "disconnect") - before <= left == len(tasks)
 
 
 async def test_a_stop_string_stops_the_engine(stack: Stack) -> None:
-    """It ends with the string's last token, but for the steps until it hears of it."""
+    """Check that the engine stops within a few steps after the last token of the stop string."""
     before = _stops(stack, "stop_string")
-    # Tokenized alone it has other ids than in "9, 10", so the engine cannot stop by itself.
+    # Tokenized alone, " 1" has other ids than within "9, 10", so the engine cannot stop by itself.
     body = _body(stream=False, tokens=LONG_ANSWER) | {"stop": [" 1"]}
     costs = []
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=60) as client:
@@ -175,7 +177,7 @@ async def test_a_hundred_clients_that_leave_at_random(stack: Stack) -> None:
                 for n in range(clients):
                     group.create_task(leave_after(client, rng.uniform(0.01, 1.0), n % 2 == 0))
 
-    await round_of(50, 0)  # warm: pools, caches and compiled code come to their size
+    await round_of(50, 0)  # warm-up: pools, caches and compiled code reach their size
     await _until_idle(stack)
     rss, files = gateway.memory_info().rss, gateway.num_fds()
     await round_of(100, 1)

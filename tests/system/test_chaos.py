@@ -1,4 +1,4 @@
-"""`python -m tests.chaos` for as long as it takes to do each of its acts once."""
+"""`python -m tests.chaos`, run until each of its faults has happened once."""
 
 from __future__ import annotations
 

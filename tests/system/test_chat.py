@@ -1,4 +1,4 @@
-"""The main job through the public door: the real openai package against the real stack."""
+"""Chat completions: the real openai package against the real stack."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_wild_sampling_never_shows_a_replacement_character(
 
 @pytest.mark.slow
 def test_counting_goes_on_for_hundreds_of_tokens(client: openai.OpenAI) -> None:
-    # Behind a text model that accumulates tokens each costs what all before it do.
+    # A text model with accumulated tokens decodes all earlier tokens again for each new token.
     messages = [{"role": "user", "content": "Count from 1 to 200"}]
     chunks = _chunks(client, messages=messages, stream_options={"include_usage": True})
     numbers = [int(n) for n in _text(chunks).replace(".", "").split(",")]
@@ -162,7 +162,7 @@ def test_the_seed_decides_the_draw(client: openai.OpenAI) -> None:
 
     assert draw(11) == draw(11)
     assert draw(11) != draw(12)
-    # Without a seed every request draws anew; the engine alone would use a constant one.
+    # Without a seed, each request is sampled differently. The engine's own default is one constant.
     assert len({draw(None) for _ in range(4)}) > 1
 
 
@@ -195,7 +195,8 @@ def test_penalties_reach_the_engine(client: openai.OpenAI) -> None:
         assert found is not None
         return tuple(round(value, 3) for value in found.token_logprobs or [])
 
-    # Greedy text may stay the same; how likely the repeated tokens are does not.
+    # Greedy text may be the same with a penalty, but the log probabilities of repeated tokens
+    # differ.
     plain = logprobs()
     assert logprobs() == plain
     assert len({plain, logprobs(presence_penalty=2), logprobs(frequency_penalty=2)}) == 3
@@ -233,7 +234,7 @@ def test_completions(client: openai.OpenAI) -> None:
     answer = client.completions.create(prompt=prompt, **options)
     assert answer.id.startswith("cmpl-")
     assert answer.object == "text_completion"
-    # The space between prompt and answer is part of the answer.
+    # The space between the prompt and the answer belongs to the answer.
     assert answer.choices[0].text.startswith(" Paris")
     chunks = list(
         client.completions.create(
@@ -320,7 +321,7 @@ def test_cached_tokens_of_a_prompt_that_was_seen_before(
         assert details.cached_tokens < answer.usage.prompt_tokens
         cached.append(details.cached_tokens)
     assert cached[0] == 0
-    # Whole blocks; the last token of a prompt is always computed.
+    # The engine caches complete blocks. It always computes the last token of a prompt.
     block = 32 if request.config.getoption("--triton-mode").startswith("llmapi") else 64
     assert cached[1] >= 64
     assert cached[1] % block == 0

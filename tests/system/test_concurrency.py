@@ -1,4 +1,4 @@
-"""Many requests at once in one in-flight batch: nobody gets anything of somebody else."""
+"""Many concurrent requests in one in-flight batch: no answer has tokens of another request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Streams outlive their Triton: killed, frozen, cut off or drained, each as if nothing was.
+"""Streams that survive a Triton that is killed, frozen, disconnected or drained.
 
-`KILLS=50 STREAMS=64` breaks it as often under as many streams, and prints the gaps that they saw.
+Clients must see no difference. `KILLS=50 STREAMS=64` sets the number of faults and of streams. The
+test prints the longest gaps between tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("KILLS", "1"))
 STREAMS = int(os.environ.get("STREAMS", "8"))
-TOKENS = 400  # more than a replica makes until it is seen to be drained
+TOKENS = 400  # more than a replica generates before the gateway has seen its drain
 WITHIN_S = 120.0
 MODELS = ("demo", "zh", "ja")
 CONTINUED = "gateway_generations_continued_total"
@@ -49,8 +50,10 @@ Started = tuple[Tritons, GatewayProcess, Path, list["Answer"]]
 
 
 class Answer(NamedTuple):
-    """What a client can tell apart of it; `gap_s` is the longest that it waited for more once a
-    replica was broken."""
+    """A client's view of a response, compared with an undisturbed run.
+
+    `gap_s` is the longest wait for a token after a replica failed, in seconds.
+    """
 
     text: str
     finish: str
@@ -60,7 +63,11 @@ class Answer(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """What is guided is said again by the other replica, and waits for as long as that takes."""
+    """The longest gaps of streams, in seconds.
+
+    Guided answers are separate: the other replica regenerates them from the start, which takes
+    longer.
+    """
 
     guided: list[float]
     others: list[float]
@@ -77,7 +84,7 @@ class Gaps(NamedTuple):
 
 @dataclass
 class Fleet:
-    """`undisturbed` are the answers of all, by their numbers."""
+    """Two Tritons behind a gateway. `undisturbed` has the expected answers by request number."""
 
     tritons: Tritons
     gateway: GatewayProcess
@@ -86,11 +93,11 @@ class Fleet:
     admin: httpx.AsyncClient
     undisturbed: list[Answer]
     broken_at: float = math.inf
-    """Gaps that end later are those that this may have made."""
+    """Monotonic time of the fault. Only gaps that end later count."""
     begun: set[int] = field(default_factory=set)
-    """Streams that have a first token, by their numbers."""
+    """Numbers of the streams that have received their first token."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when one more has."""
+    """Set when another stream receives its first token."""
 
     async def metric(self, name: str, **labels: str) -> float:
         return sample((await self.admin.get("/metrics")).text, name, **labels)
@@ -101,8 +108,12 @@ class Fleet:
                 await asyncio.sleep(0.02)
 
     async def ask(self, number: int) -> Answer:
-        """A greedy answer; every third with log probabilities, every fourth not streamed, of each
-        five all but one with something that the engine must go on with."""
+        """Return the greedy answer to request `number`.
+
+        Every third request asks for log probabilities, and every fourth is not streamed. Four of
+        five have an option that another replica must apply when it resumes, such as a penalty or a
+        guide.
+        """
         body: dict[str, Any] = {
             "model": MODELS[number % len(MODELS)],
             "prompt": f"{number} and {number + 1} are",
@@ -138,9 +149,10 @@ class Fleet:
         return await asyncio.gather(*[self.ask(number) for number in range(STREAMS)])
 
     async def half_way(self) -> tuple[list[asyncio.Task[Answer]], float]:
-        """All of them, once each stream has a first token, and how often some had gone on before.
+        """Start all requests, and return once each stream has its first token.
 
-        The streams tell: on a busy machine they would end while the metrics are asked for.
+        Return the tasks and the number of requests that were resumed earlier. Streams report their
+        first token themselves: on a busy machine they would end before the metrics could be read.
         """
         self.broken_at = math.inf
         self.begun.clear()
@@ -157,8 +169,10 @@ class Fleet:
         return sum([await self.metric(CONTINUED, cause=cause) for cause in ("failed", "drained")])
 
     async def are_whole(self, asked: list[asyncio.Task[Answer]], before: float) -> Gaps:
-        """Some have gone on since `before`, and nobody can tell but by the gaps of streams, in
-        seconds, which it returns."""
+        """Check that all answers are as expected and that some were resumed since `before`.
+
+        Return the longest gaps of the streams, the only difference that a client can see.
+        """
         found = await asyncio.gather(*asked)
         assert [each._replace(gap_s=0.0) for each in found] == self.undisturbed
         assert await self.continued() > before
@@ -174,7 +188,7 @@ class Fleet:
         self.gateway.process.send_signal(signal.SIGHUP)
 
     def drain(self, *indexes: int) -> None:
-        """These, and no other."""
+        """Drain the replicas with these indexes and no other."""
         self.configure(
             *[
                 {"endpoint": each.endpoint, "drain": index in indexes}
@@ -188,7 +202,7 @@ def _answer(frames: list[dict[str, Any]], gap_s: float) -> Answer:
     choices = [frame["choices"][0] for frame in frames if frame["choices"]]
     (finish,) = [c["finish_reason"] for c in choices if c["finish_reason"]]
     (usage,) = [frame["usage"] for frame in frames if frame.get("usage")]
-    usage.pop("prompt_tokens_details")  # what caches held differs from run to run
+    usage.pop("prompt_tokens_details")  # cached tokens differ from run to run
     entries = [c["logprobs"]["token_logprobs"] for c in choices if c["logprobs"]]
     assert not any("continued" in choice for choice in choices)
     values = [round(value, 3) for each in entries for value in each]
@@ -282,13 +296,14 @@ async def test_cut_off(fleet: Fleet) -> None:
 
 
 async def test_drained(fleet: Fleet) -> None:
-    """What is guided stays, everything else has left before its end."""
+    """Check that a drain moves all requests except guided ones, which finish on their replica."""
     asked, before = await fleet.half_way()
     failed = await fleet.metric(CONTINUED, cause="failed")
     draining = fleet.tritons[1].endpoint
     assert await fleet.metric("gateway_replica_weight", replica=draining) > 0
     assert await fleet.metric("gateway_replica_in_flight", replica=draining) > 0
-    # Until the gateway has read of the drain, so that no quick engine ends its answers first.
+    # The replica is frozen until the gateway has read the drain. A fast engine would finish its
+    # answers before that.
     fleet.tritons[1].freeze()
     try:
         fleet.drain(1)
@@ -302,7 +317,7 @@ async def test_drained(fleet: Fleet) -> None:
         assert not all(task.done() for task in asked)
         await asyncio.sleep(0.01)
     (await fleet.are_whole(asked, before)).tell("drained")
-    # It was not frozen for so long that the gateway gave it up.
+    # The freeze was too short for the gateway to consider the replica as failed.
     assert await fleet.metric(CONTINUED, cause="failed") == failed
     fleet.drain()
     fleet.tritons.wait_idle()

@@ -1,4 +1,4 @@
-"""Whatever becomes of an adapter's file while it is served, nobody is answered by other weights."""
+"""Adapter files that are damaged while they are served: no request gets the wrong weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway(stack: Stack, store: Path) -> Iterator[GatewayProcess]:
-    """Alone with its folder: no Redis can mend it."""
+    """Yield a gateway without Redis, so nothing but its own folder can repair an adapter."""
     with GatewayProcess(store, stack, admin_key=KEY) as gateway:
         yield gateway
 
@@ -51,9 +51,9 @@ def _answer(gateway: GatewayProcess, model: str) -> str:
 
 
 def _not_sent_yet(gateway: GatewayProcess, folder: Path) -> str:
-    """Makes the engine hold the adapter no longer, as far as requests know; its right answer.
+    """Return the expected answer, and leave the adapter unloaded as far as the gateway knows.
 
-    A name that is added again has another task id, which no engine has heard of.
+    An adapter that is deleted and added again has a new task id, which no engine has loaded.
     """
     _add(gateway, folder)
     right = _answer(gateway, folder.name)
@@ -109,7 +109,7 @@ def test_a_file_cut_short_while_it_is_served_ends_nobody(
     async def under_load() -> tuple[str, list[str]]:
         async with gateway.async_client(KEY) as client:
             begun = [asyncio.Event() for _ in range(STREAMS)]
-            tokens = [1500] + [200] * (STREAMS - 1)  # one of them runs for longer than all else
+            tokens = [1500] + [200] * (STREAMS - 1)  # one of them outlasts all other requests
             streams = [
                 asyncio.create_task(stream(client, each, count))
                 for each, count in zip(begun, tokens, strict=True)

@@ -107,7 +107,7 @@ def test_vectors_are_the_models(sdk: openai.OpenAI, encoding: Any) -> None:
     more = {} if encoding is None else {"encoding_format": encoding}
     answer = sdk.embeddings.create(model="words", input=TEXTS, user="somebody", **more)
     found: Any = [each.embedding for each in answer.data]
-    if encoding == "base64":  # the package decodes what it has asked for itself alone
+    if encoding == "base64":  # the package decodes base64 only if it chose the encoding itself
         found = [struct.unpack(f"<{WIDTH}f", base64.b64decode(each)) for each in found]
     assert [each.index for each in answer.data] == list(range(len(TEXTS)))
     np.testing.assert_allclose(found, [vector_of(text) for text in TEXTS], atol=1e-6)
@@ -171,7 +171,7 @@ def test_documents_are_ranked(http: httpx.Client) -> None:
     assert sorted(each["index"] for each in results) == list(range(len(documents)))
     found = [each["relevance_score"] for each in results]
     assert found == sorted(found, reverse=True)
-    assert results[0]["index"] == 1  # of equals the first comes first
+    assert results[0]["index"] == 1  # documents with equal scores stay in their original order
     assert results[0]["document"] == {"text": TEXTS[1]}
     a, b = vector_of(TEXTS[0]), vector_of(TEXTS[1])
     assert found[0] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)
@@ -239,7 +239,7 @@ def test_refusals_name_what_is_wrong(
     error = answer.json()["error"]
     assert error["param"] == param
     assert "secret" not in error["message"]
-    # A stranger's bad request takes the model from nobody.
+    # A client's bad request does not make the model unavailable for other clients.
     if body["model"] == "odd":
         assert http.post(path, json=body | {"input": "a"}).status_code == 200
 
@@ -317,7 +317,7 @@ def _until(told: Path, text: str) -> None:
 def test_a_client_that_leaves_frees_the_model(
     http: httpx.Client, gateway: GatewayProcess, up: Up
 ) -> None:
-    """`wait` ends when it is cancelled, and there is one instance."""
+    """Check that a disconnect cancels the input `wait`, which blocks the model's only instance."""
     told = up.state_dir / REPOSITORY / "odd" / "told"
     told.unlink(missing_ok=True)
     body = json.dumps({"model": "odd", "input": "wait"}).encode()
@@ -338,7 +338,10 @@ def test_a_deadline(http: httpx.Client) -> None:
 
 
 def test_many_wide_vectors_stand_in_nobodys_way(gateway: GatewayProcess) -> None:
-    """2048 of 4096 numbers are 90 MB of text: others are answered meanwhile, in little memory."""
+    """Check that other requests are served while 90 MB of JSON are written, in little memory.
+
+    The response has 2048 vectors of 4096 numbers.
+    """
     process = psutil.Process(gateway.process.pid)
     before, peak = process.memory_info().rss, 0
     page = f"http://127.0.0.1:{gateway.admin_port}/metrics"
@@ -369,5 +372,5 @@ def test_many_wide_vectors_stand_in_nobodys_way(gateway: GatewayProcess) -> None
     thread.join()
     assert sizes[0] > 70e6
     assert peak - before < 400e6
-    # Written on the event loop, the answer would be on its way before anything else.
+    # If the event loop wrote the response, no other request would be answered before it is sent.
     assert while_written > 1

@@ -1,8 +1,8 @@
-"""No model asks whether a request was cancelled that has ended: Triton 2.51 dies of that.
+"""Models must not ask whether an ended request was cancelled: Triton 2.51 crashes on that call.
 
-One that does, as TensorRT-LLM's own model.py for llmapi, ends Triton with few streams. The others
-look for cancellation every millisecond here, so that a look meets each end.
-`python -m bench.llmapi_streams` is the same with 5,000 chats.
+A model that asks, as TensorRT-LLM's own model.py for llmapi does, crashes Triton after few streams.
+Here the other models poll for cancellation every millisecond, so that a poll meets the end of each
+request. `python -m bench.llmapi_streams` does the same with 5,000 chats.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERY_MS = 1
 
 @pytest.fixture
 def polling(tmp_path: Path) -> Iterator[Server]:
-    """A model of llmapi that polls as upstream's."""
+    """Yield a Triton with an llmapi model that polls for cancellation like TensorRT-LLM's own."""
     yield from _llmapi(tmp_path, polls_ended_requests=True)
 
 
@@ -58,7 +58,7 @@ def _llmapi(folder: Path, **more: Any) -> Iterator[Server]:
 
 
 async def statuses(triton: Server, folder: Path, **body: Any) -> list[int]:
-    """Of `CHATS` completions, some at once, until Triton is gone."""
+    """Return the statuses of `CHATS` concurrent completions, or fewer if Triton crashes."""
     found: list[int] = []
     fields = {"tokenizer_dir": MODEL, "replica_in_flight": AT_ONCE, "max_seq_len": 100}
     async with gateway(folder, triton.grpc, **fields) as (client, _, _):
@@ -90,7 +90,7 @@ async def test_one_that_polls_as_upstreams_outlives_whole_answers(
 
 
 async def test_and_it_does_not_outlive_streams(polling: Server, tmp_path: Path) -> None:
-    """Else the test before says nothing."""
+    """Check that the crash does happen. Otherwise the test above proves nothing."""
     found = await statuses(polling, tmp_path, stream=True)
     assert found.count(200) < CHATS
     async with asyncio.timeout(60):

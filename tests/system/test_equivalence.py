@@ -1,4 +1,4 @@
-"""Streamed and whole answers to the same request are the same, whatever is asked for."""
+"""Streamed and complete responses to the same request are equal, for all request options."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _streamed(client: openai.OpenAI, request: dict[str, Any]) -> tuple[list[Any]
 
 
 def _usage(answer: Any) -> tuple[int, int]:
-    """Cached tokens differ between a first and a second run by their nature."""
+    """Return prompt and completion tokens. Cached tokens differ between runs and are left out."""
     return answer.usage.prompt_tokens, answer.usage.completion_tokens
 
 
@@ -127,7 +127,7 @@ WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "st
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 TEMPLATE = "{% for m in messages %}{{ m.content }}<think></think>{% endfor %}"
 Said = tuple[str, str, list[tuple[str, str]], str, int]
-"""Thoughts, words, calls, why it ended in a chat's words, and the number of tokens."""
+"""Reasoning, text, tool calls, finish reason (in a chat's words) and number of tokens."""
 
 
 async def _chat(client: httpx.AsyncClient, *, stream: bool, tools: bool, limit: int) -> Said:
@@ -255,7 +255,6 @@ OUTPUTS = [
 
 
 async def test_all_protocols_say_the_same_streamed_and_whole(tmp_path: Path) -> None:
-    """Of whatever a model writes, cut anywhere by the limit of its answer."""
     save_tokenizer(tmp_path)
     config = {"eos_token": "!", "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -278,7 +277,8 @@ async def test_all_protocols_say_the_same_streamed_and_whole(tmp_path: Path) -> 
                     for stream in (True, False):
                         found = await ask(client, stream=stream, tools=tools, limit=limit)
                         if ask is _messages and not stream:
-                            # It has objects: of a call that was cut as much as is one.
+                            # Arguments are JSON objects here, so a call that was cut has only its
+                            # complete fields.
                             assert _names(found) == _names(first)
                         else:
                             assert found == first, (ask, stream, output, limit)

@@ -1,7 +1,6 @@
-"""The GPT repository under the real Triton: its four models, asked as its own clients ask them.
+"""The GPT repository in the real Triton: its four models, called as upstream's clients call them.
 
-The model is a tiny GPT-2 of random weights. What it must say is what the CPU executor says when it
-is asked directly.
+The model is a tiny GPT-2 with random weights. The expected tokens come from the CPU executor.
 """
 
 from __future__ import annotations
@@ -37,21 +36,22 @@ pytestmark = pytest.mark.slow
 TEXT = "Born in north-east France, Soyer trained as a"
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [100, 200, 300]]
 NEVER = -1
-# Tokens a second, and of an answer that takes half a minute at that. It is left, perhaps late.
+# Tokens per second, and the tokens of an answer that takes 150 s at that pace. Clients disconnect
+# long before its end.
 PACE, LONG = 10.0, 1500
 PENDING = "nv_inference_pending_request_count"
 
 
 @dataclass(frozen=True)
 class Gpt:
-    """A Triton that serves the repository, and the executor's engine that it serves."""
+    """A Triton that serves the repository, and the executor whose answers are expected."""
 
     server: Server
     model: Path
     executor: trtllm.Executor
 
     def expected(self, prompt: list[int], tokens: int, end_id: int | None = None) -> list[int]:
-        """Prompt and greedy answer."""
+        """Return the prompt and the greedy answer as token ids."""
         request = trtllm.Request(input_token_ids=prompt, max_tokens=tokens, end_id=end_id)
         (output,) = run(self.executor, request)
         return output.tokens()
@@ -68,7 +68,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpt]:
 
 @pytest.fixture(scope="module")
 def paced(gpt: Gpt, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpt]:
-    """One whose answers take their time on any machine: `PACE` tokens/s of each row."""
+    """Yield a Triton that generates `PACE` tokens/s for each row, on any machine."""
     folder = tmp_path_factory.mktemp("paced")
     synthetic.build(folder / "engine", vocab_size=256, tokens_per_second=PACE, first_token_ms=0)
     with _served(folder, gpt.model) as paced:
@@ -88,7 +88,7 @@ def _served(folder: Path, model: Path) -> Iterator[Gpt]:
 
 
 def batch(prompts: list[list[int]], tokens: int, *, pad_id: int = 3, end_id: int = NEVER) -> Arrays:
-    """The inputs of `tensorrt_llm` for a batch, with the scalars of each row as [B, 1]."""
+    """Return the inputs of `tensorrt_llm` for a batch. Scalars of each row have shape [B, 1]."""
     longest = max(map(len, prompts))
     column = np.ones((len(prompts), 1), np.int32)
     return {
@@ -97,7 +97,7 @@ def batch(prompts: list[list[int]], tokens: int, *, pad_id: int = 3, end_id: int
         "request_output_len": tokens * column,
         "end_id": end_id * column,
         "pad_id": pad_id * column,
-        # What upstream's clients always send.
+        # Upstream's clients always send these.
         "beam_width": column,
         "runtime_top_k": column,
         "runtime_top_p": np.zeros(column.shape, np.float32),
@@ -162,7 +162,9 @@ def test_what_the_executor_refuses_is_the_clients_answer(gpt: Gpt) -> None:
 
 
 def test_the_ensemble_is_its_three_models(gpt: Gpt) -> None:
-    """As upstream's end_to_end_test does: the three by hand, then the ensemble."""
+    """Compare the ensemble with its three models called one by one, like upstream's
+    end_to_end_test.
+    """
     texts = np.array([[TEXT.encode()], [b"Hello"]], np.object_)
     tokens = np.full((2, 1), 5, np.int32)
     words = np.array([[b""], [b"month, month"]], np.object_)
@@ -189,10 +191,11 @@ def test_the_ensemble_is_its_three_models(gpt: Gpt) -> None:
 
 
 def test_a_client_that_leaves_stops_the_engine(paced: Gpt) -> None:
-    """What it left ran for less than half of the time that the engine takes for the whole."""
+    """Check that an abandoned request runs for less than half of the time that it would need."""
     server, before = paced.server, seconds_of_inference(paced.server)
     with server.stream() as left:
-        # Of one call, so the second waits for the first, which then has begun.
+        # Both requests are in one stream, so the second waits for the first. Once the second is
+        # pending, the first is running.
         left.send(batch([PROMPTS[1]] * 8, LONG))
         left.send(batch(PROMPTS[:1], 1))
         server.wait_metric(1, PENDING, model="tensorrt_llm")
@@ -234,7 +237,8 @@ async def test_the_gateway_drives_the_core_model(gpt: Gpt, tmp_path: Path) -> No
         assert choice["finish_reason"] == "length"
         usage = answer["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 12)
-        # The engine takes no stop words: it goes on, and nobody sees or pays for what is behind.
+        # The engine has no stop words, so it continues. The tokens after the stop are neither sent
+        # nor billed.
         word = tokenizer.decode([whole[4]])
         stopped = await complete(client, return_token_ids=True, ignore_eos=True, stop=word)
         [choice] = stopped["choices"]
@@ -251,7 +255,7 @@ async def test_the_gateway_drives_the_core_model(gpt: Gpt, tmp_path: Path) -> No
 async def test_an_answer_ends_at_an_end_of_sequence_id(
     gpt: Gpt, tmp_path: Path, *, first: bool
 ) -> None:
-    """Of the first one the engine knows; another one it would take for a stop word, if it could."""
+    """Check the first end id, which the engine knows, and one that only the gateway knows."""
     tokenizer = Tokenizer.from_file(str(gpt.model / "tokenizer.json"))
     prompt = tokenizer.encode(TEXT).ids
     end = gpt.expected(prompt, 12)[len(prompt) + 2]
@@ -313,7 +317,7 @@ async def test_the_gateway_drives_the_ensemble(gpt: Gpt, tmp_path: Path) -> None
 async def test_a_client_of_the_gateway_that_leaves_stops_the_engine(
     paced: Gpt, tmp_path: Path
 ) -> None:
-    """The model takes no stop request, so the gateway cancels its call, and the model sees that."""
+    """Check that the gateway cancels its gRPC call, as the model has no stop request."""
     async with gateway(paced, tmp_path) as client:
         left, behind = await running_and_waiting(paced.server, client)
         before = seconds_of_inference(paced.server)
@@ -328,9 +332,10 @@ Answering = asyncio.Task[dict[str, Any]]
 async def running_and_waiting(
     server: Server, client: httpx.AsyncClient
 ) -> tuple[Answering, Answering]:
-    """A long request, and one that waits for it.
+    """Return the tasks of a long request and of a short one that waits behind it.
 
-    Of two that come at once the second may be first, or both are one batch, which ends as one.
+    The short request is sent again until it waits: of two concurrent requests the second may run
+    first, or both run in one batch and end together.
     """
     while True:
         left = asyncio.create_task(complete(client, ignore_eos=True, max_tokens=LONG))
@@ -346,7 +351,9 @@ async def running_and_waiting(
 
 
 def test_the_reference_clients_example(gpt: Gpt, capsys: pytest.CaptureFixture[str]) -> None:
-    """`gateway client` asks "Born in north-east France, Soyer trained as a" unless told."""
+    """Check `gateway client`, whose default prompt is "Born in north-east France, Soyer trained as
+    a".
+    """
     tokenizer = Tokenizer.from_file(str(gpt.model / "tokenizer.json"))
     prompt = tokenizer.encode(TEXT).ids
     whole = gpt.expected(prompt, 10)

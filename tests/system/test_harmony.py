@@ -1,4 +1,4 @@
-"""Models that write in harmony's channels, as gpt-oss does: nothing of them but what they say."""
+"""Models that write OpenAI's harmony format, such as gpt-oss: clients see no channel markup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE_S
 
 MARKERS = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>",
            "<|call|>"]  # fmt: skip
-# What gpt-oss' own template does, and refuses, with an assistant's messages.
+# gpt-oss' own template renders and refuses an assistant's messages in the same way.
 TEMPLATE = """
 {%- for m in messages %}
     {%- if m.role == "assistant" and "tool_calls" in m %}
@@ -99,7 +99,7 @@ async def test_without_tools_there_are_channels_too(gpt_oss: Path) -> None:
     ):
         body = {"model": "m", "messages": ASKED}
         chat = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
-        # A completion is what the model writes, but for its special tokens.
+        # A completion returns the model's raw text without its special tokens.
         body = {"model": "m", "prompt": "2+2"}
         text = (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
     message = chat["message"]
@@ -120,7 +120,7 @@ async def test_without_tools_there_are_channels_too(gpt_oss: Path) -> None:
 async def test_a_guided_answer_is_in_the_final_channel(
     gpt_oss: Path, guide: dict[str, Any], output: str
 ) -> None:
-    """Which the prompt opens: the guide holds from the first token on."""
+    """Check that the guide applies from the first token, as the prompt opens the final channel."""
     servicer = FakeTriton(tokens=ids_of(gpt_oss, output), fault=None, step=0)
     async with (
         serving(servicer) as endpoint,
@@ -177,7 +177,10 @@ async def test_an_answer_in_a_format_is_one_beside_tools_in_any_protocol(
 
 
 async def test_what_was_thought_before_a_call_goes_back(gpt_oss: Path) -> None:
-    """As `thinking`; the template takes no content beside it, so that is part of it."""
+    """Check that reasoning goes back as `thinking`, joined with the content.
+
+    The template takes no content beside `thinking`.
+    """
     servicer = FakeTriton(tokens=ids_of(gpt_oss, ANSWER), fault=None, step=0)
     function = {"name": "f", "arguments": '{"a": 1}'}
     called = {

@@ -39,14 +39,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Gateway:
-    """A gateway in front of one model; `service` is what is inside."""
+    """A gateway for one model. `service` is the gateway's application object."""
 
     def __init__(self, client: httpx.AsyncClient, service: Any) -> None:
         self.client = client
         self.service = service
 
     async def chat(self, question: str, **body: Any) -> dict[str, Any]:
-        """The text, the reason of the end and the usage of an answer, streamed or not."""
+        """Return the text, the finish reason and the usage of an answer, streamed or not."""
         told = {"stream_options": {"include_usage": True}} if body.get("stream") else {}
         messages = [{"role": "user", "content": question}]
         asked = {"model": "m", "messages": messages, "temperature": 0} | told | body
@@ -114,7 +114,7 @@ async def test_fifty_chats_at_once_are_those_of_the_old_repository(
 
 
 async def serves_the_next(triton: Server, model: str) -> None:
-    """The engine is free again: it has one place, and what it runs does not end."""
+    """Check that the engine is free. Its only slot would still run an `ENDLESS` answer."""
     ask = build_inputs(
         "x", sampling_param_max_tokens=1, sampling_param_exclude_input_from_output=True
     )
@@ -128,7 +128,7 @@ async def serves_the_next(triton: Server, model: str) -> None:
 async def test_however_a_request_is_left_the_engine_is_free(
     triton: Server, tmp_path: Path, model: str, queued: bool, stream: bool
 ) -> None:
-    """By a client that goes and by a deadline, before the first token and behind it."""
+    """Check a disconnect and a deadline, before and after the first token."""
     begins = stream and not queued and model != "like_1_2"
     clock = EventClock()
     limits = {"max_seq_len": 2 * ENDLESS, "replica_in_flight": 2}
@@ -167,7 +167,7 @@ async def left(
         async with found.endless(stream=stream, **headers) as response:
             async for piece in response.aiter_text():
                 text += piece
-                if "data: " in text:  # and not a comment that keeps the connection alive
+                if "data: " in text:  # a comment that keeps the connection alive does not count
                     began.set()
         return text
 
@@ -189,7 +189,7 @@ async def left(
 async def test_a_stop_string_ends_an_answer_and_the_engine(
     triton: Server, tmp_path: Path, model: str, stream: bool
 ) -> None:
-    # What 1.2 streams is there at its end alone.
+    # Release 1.2 sends its tokens only at the end, so its answer must be short.
     tokens = 40 if model == "like_1_2" else ENDLESS
     async with gateway(triton, tmp_path, model, max_seq_len=2 * ENDLESS) as found:
         answer = await found.chat("x", stream=stream, stop="one one one o", max_tokens=tokens)

@@ -1,7 +1,7 @@
-"""Left in any phase, a request of the llmapi repository ends once, and its stop frees the engine.
+"""A request of the llmapi repository that is abandoned in any phase ends once and frees the engine.
 
-The model looks for cancelled calls once an hour here, so it is the stop request that does it.
-`python -m bench.llmapi_abort` measures how soon.
+The model polls for cancelled calls once an hour here, so the gateway's stop request must do it.
+`python -m bench.llmapi_abort` measures the delay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton_repo.llmapi_repository import render_llmapi
 
 _WITHIN_S = 60.0
 _SHORT = 8
-# Phase: the limit of tokens, and how many of them the client has seen when it is left.
+# Phase: max_tokens, and the number of tokens that the client has received when it disconnects.
 PHASES = {
     "queued": (ENDLESS, 0),
     "before the first token": (ENDLESS, 0),
@@ -48,14 +48,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Requests:
-    """Those to one gateway; `count` is how many there were."""
+    """Requests to one gateway. `count` is the number of requests so far."""
 
     def __init__(self, client: httpx.AsyncClient, service: Any) -> None:
         self._client = client
         self._service = service
         self.count = 0
         self.text = ""
-        """Of the last one, as far as it has come."""
+        """Text of the latest request, as far as it has arrived."""
 
     async def ask(self, tokens: int, stop: str | None = None, **headers: str) -> str:
         self.count += 1
@@ -68,7 +68,7 @@ class Requests:
         return self.text
 
     def under_way(self, seen: int) -> Callable[[], bool]:
-        """Whether the last one is, and its client has seen so many tokens."""
+        """Return a check: the latest request runs, and its client has received `seen` tokens."""
         return lambda: self.in_flight == 1 and self.text.count(" one") >= seen
 
     @property
@@ -103,7 +103,7 @@ async def leave(request: Coroutine[Any, Any, str], is_there: Callable[[], bool])
 
 
 async def serves_the_next(triton: Server, model: str) -> None:
-    """The engine has one place, and what it runs does not end."""
+    """Check that the engine is free. Its only slot would still run an `ENDLESS` answer."""
     one = build_inputs(
         "x", sampling_param_max_tokens=1, sampling_param_exclude_input_from_output=True
     )
@@ -126,7 +126,7 @@ async def test_each_ends_once_and_frees_the_engine(
     ):
         requests = Requests(client, service)
         for phase, (tokens, seen) in PHASES.items():
-            # What 1.2 streams is there at its end alone.
+            # Release 1.2 sends all tokens at the end, so its client sees none before.
             is_there = requests.under_way(seen if streams else 0)
             for how in ("disconnect", "deadline"):
                 with contextlib.ExitStack() as stack:
@@ -157,6 +157,6 @@ async def test_each_ends_once_and_frees_the_engine(
         assert requests.in_flight == 0
         [replica] = service.replicas
         assert (replica.in_flight, replica.state) == (0, "ready")
-    # When the gateway is closed all is written, and whatever was late has come.
+    # When the gateway has closed, all late ends are counted and written.
     assert requests.ends == requests.count
     assert len(usage.read_text().splitlines()) == requests.count

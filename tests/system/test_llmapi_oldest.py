@@ -1,4 +1,4 @@
-"""The llmapi repository as it began, in v0.19: it takes beams, and no stop requests."""
+"""The oldest llmapi repository, v0.19: it supports beam search and no stop requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEAMS = (
 
 
 def write_oldest(folder: Path) -> None:
-    """The model `oldest`, with one place, whose answers do not end by themselves."""
+    """Write the model `oldest` with one slot, whose answers do not end by themselves."""
     model = build_synthetic(folder / "synthetic")
     render_llmapi(folder / "repository", {"model": str(model), "behaves_as": V1_2}, model="oldest")
     config = folder / "repository" / "oldest" / "config.pbtxt"
@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
                 request.cancel()
                 while replica.in_flight:
                     await asyncio.sleep(0.01)
-        # It has one place, so an answer shows that the other request is gone.
+        # The model has one slot, so an answer shows that the other request has ended.
         more = {"sampling_param_max_tokens": 1, "sampling_param_exclude_input_from_output": True}
         [reply] = await asyncio.to_thread(triton.ask, build_inputs("x", **more), "oldest")
         assert reply.outputs["text_output"][0] == b" one"

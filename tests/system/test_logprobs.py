@@ -1,4 +1,4 @@
-"""Log probabilities: the chosen tokens', alternatives, streamed and not."""
+"""Log probabilities of the chosen tokens and of alternatives, streamed and not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_chosen_tokens_and_alternatives(client: openai.OpenAI) -> None:
         values = [other.logprob for other in token.top_logprobs]
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
-        # Greedy: the chosen token is the likeliest, and both sources agree on its value.
+        # Greedy decoding chooses the likeliest token, and both fields have the same value for it.
         assert token.top_logprobs[0].token == token.token
         assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-3)
         assert sum(map(math.exp, values)) <= 1.0001
@@ -45,7 +45,7 @@ def test_without_alternatives_only_the_chosen_ones_come(client: openai.OpenAI) -
     assert plain.content is not None
     assert rich.content is not None
     assert all(token.top_logprobs == [] for token in plain.content)
-    # Their sums are rounded apart from each other.
+    # The engine rounds the sums differently when it also computes alternatives.
     values = [t.logprob for t in rich.content]
     assert [t.logprob for t in plain.content] == pytest.approx(values, abs=1e-6)
     # At temperature 0 the likeliest token is chosen.
@@ -125,7 +125,7 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens:
     assert len(logprobs.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert logprobs.token_logprobs[0] is None
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
-    # The token is among them, whether or not it is one of the two likeliest.
+    # `top_logprobs` includes the chosen token, even if it is not among the two likeliest.
     assert logprobs.top_logprobs is not None
     assert logprobs.top_logprobs[0] is None
     rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
@@ -136,7 +136,7 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens:
         assert choice.text == PROMPT
         assert choice.finish_reason == "length"
         assert answer.usage.completion_tokens == 0
-    # "Paris" scores as high when it is given as when it is generated.
+    # "Paris" has the same log probability in the prompt as when it is generated.
     scored = client.completions.create(
         model="demo", prompt=PROMPT + " Paris", max_tokens=0, echo=True, logprobs=0
     )
@@ -181,7 +181,7 @@ def test_prompt_logprobs_are_those_of_an_echo(client: openai.OpenAI) -> None:
             own = entry[str(token_id)]
             assert next(iter(entry)) == str(token_id)
             assert own["logprob"] == value
-            # The token itself, and the three likeliest: it may be among these.
+            # The entry has the token itself and the three likeliest tokens, which may include it.
             ranks = {told["rank"] for told in entry.values()}
             assert ranks == {1, 2, 3, own["rank"]}
             assert len(top) in (1, 2)

@@ -1,4 +1,4 @@
-"""No adapter is ever served wrong or lost: evictions, restarts, updates under load."""
+"""LoRA serving under evictions, restarts and updates: no wrong answer and no lost adapter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ HANGS_AFTER_S = 120
 
 @dataclass(frozen=True)
 class Many:
-    """A stack whose engine holds few of many adapters; `answers` by name, "demo" is the base."""
+    """A stack with more adapters than its engine holds. `answers` is by name; "demo" is the base
+    model.
+    """
 
     up: Up
     folders: dict[str, Path]
@@ -75,7 +77,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
         gather_generation_logits=True,
         lora_target_modules=engine.LLAMA_LORA_MODULES,
     )
-    # Some seeds fall into the same gibberish; each adapter must be told by its answer.
+    # Some seeds produce the same text. Only adapters with different answers are used.
     made = [write_adapter(folder / f"s{n}", DEMO_MODEL, seed=n) for n in range(ADAPTERS * 5 // 4)]
     tensors = [convert_folder(path, engine_dir) for path in made]
     by_answer = dict(zip(expected_answers(engine_dir, DEMO_MODEL, tensors), made, strict=True))
@@ -134,9 +136,10 @@ def _text(response: httpx.Response) -> str:
 async def _load(
     many: Many, requests: int, seed: int, outcome: Counter[str] | None = None
 ) -> Counter[str]:
-    """`CLIENTS` clients ask for all adapters, each as often, until all has been answered right.
+    """Ask for all adapters with `CLIENTS` clients, until each request is answered correctly.
 
-    What is refused is asked again. Counts the right answers, and refusals by status.
+    Refused requests are repeated. Return the number of correct answers ("right") and of refusals by
+    status.
     """
     jobs = list(many.folders) * (requests // ADAPTERS)
     random.Random(seed).shuffle(jobs)
@@ -171,15 +174,15 @@ async def test_a_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
     assert first == ADAPTERS
     assert again > ADAPTERS
     in_vain = metric(url, "gateway_lora_cold_sends_total", cause="refused")
-    # The first request of each client is sent before the engine has refused one. Without learning
-    # there are some 400.
+    # The first request of each client is sent before the engine has refused any. If the gateway did
+    # not lower its limit after a refusal, there would be some 400 refusals.
     assert in_vain < 2 * CLIENTS, "the gateway learns how many adapters fit at once"
 
 
 @pytest.mark.slow
 async def test_a_hundred_requests_for_a_cold_adapter_send_it_once(many: Many) -> None:
     url = many.stack.gateway + "/metrics"
-    # Eight others push it out first.
+    # Requests for eight other adapters first evict this one.
     async with _client(many.stack.gateway) as client:
         for name in [f"a{n}" for n in range(1, HELD_BY_ENGINE + 1)]:
             await _ask(client, name)
@@ -240,7 +243,7 @@ async def _wait_ready(many: Many) -> None:
 
 @pytest.fixture
 def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
-    """Another `gateway serve` on the same Triton and Redis, with a disk of its own."""
+    """Yield the URL of another `gateway serve` on the same Triton and Redis, with its own disk."""
     stack = many.stack
     key = "the-admin-key-of-the-second-gateway"
     with GatewayProcess(tmp_path, stack, redis_url=stack.redis, admin_key=key) as gateway:
@@ -251,9 +254,9 @@ def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
 async def test_an_update_under_load_is_old_or_new_on_both_gateways(
     many: Many, second_gateway: str
 ) -> None:
-    """And once it is new it is never old again.
+    """Check that the old version is never served again after the new one.
 
-    Also shows that Redis alone is enough for an adapter that another gateway added.
+    Redis alone must be enough for an adapter that another gateway added.
     """
     old, new = many.answers["a10"], many.answers["a11"]
     gateways = [many.stack.gateway, second_gateway]
@@ -280,7 +283,8 @@ async def test_an_update_under_load_is_old_or_new_on_both_gateways(
                 group.create_task(watch(gateway))
             await until_all_have_seen(old)
             await _add(client, many, "a11")
-            # Where it was added it is there with the answer.
+            # The gateway that received the upload serves the new version as soon as it has
+            # responded.
             assert _text(await _ask(client, "updated")) == new
             await until_all_have_seen(new)
             done.set()

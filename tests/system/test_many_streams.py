@@ -1,4 +1,4 @@
-"""Thousands of open streams on one worker: what they cost in memory, and that they harm nobody."""
+"""Thousands of open streams on one worker: memory per stream, and no delay for active streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 IDLE_STREAMS, ACTIVE_STREAMS, TOKENS = 2000, 200, 40
 PAUSE_MS = 100
-# Measured: 26 KiB, sockets' buffers in the kernel not counted.
+# Measured: 26 KiB, without the sockets' buffers in the kernel.
 MOST_PER_STREAM = 160 * 1024
 OPEN_FILES = 16_384
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def _upstream(folder: Path, claims: PortClaims) -> Iterator[SimpleNamespace]:
-    """A scripted Triton whose streams pause as each request's seed says."""
+    """Yield a scripted Triton whose streams pause for the time that each request's seed gives."""
     engine = paced_engine(folder / "engine", tokens_per_second=10, first_token_ms=0)
     parameters: dict[str, Any] = {
         **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
@@ -64,7 +64,7 @@ def _upstream(folder: Path, claims: PortClaims) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """The limit of open files, raised for this process and those that it starts."""
+    """Raise the limit of open files for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
@@ -73,7 +73,7 @@ def many_files() -> Iterator[None]:
 
 
 async def _open(port: int, *, seed: int, tokens: int) -> tuple[Any, Any]:
-    """A stream whose first token has come."""
+    """Open a stream and return its reader and writer once its first token has arrived."""
     reader, writer = await asyncio.open_connection(LOCALHOST, port)
     body = {"model": "demo", "prompt": "~", "max_tokens": tokens, "seed": seed}
     data = json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
@@ -85,7 +85,7 @@ async def _open(port: int, *, seed: int, tokens: int) -> tuple[Any, Any]:
 
 
 async def _rest(reader: asyncio.StreamReader) -> str:
-    """The text of the events after the first one's name, up to the end of the body."""
+    """Return the text of all events from the current one to the end of the body."""
     data = b"data: " + await reader.readuntil(b"\r\n0\r\n\r\n")
     events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})", data)]
     assert not [event for event in events if "error" in event]
@@ -93,14 +93,14 @@ async def _rest(reader: asyncio.StreamReader) -> str:
 
 
 async def _active(port: int) -> None:
-    """A stream that comes whole."""
+    """Read one complete stream and check its text."""
     reader, writer = await _open(port, seed=PAUSE_MS, tokens=TOKENS)
     assert await _rest(reader) == "~" * TOKENS
     writer.close()
 
 
 async def _cost(gateway: GatewayProcess) -> float:
-    """CPU seconds of the gateway for so many active streams."""
+    """Return the gateway's CPU seconds for `ACTIVE_STREAMS` concurrent streams."""
     before = cpu_seconds(gateway.process.pid)
     await asyncio.gather(*[_active(gateway.port) for _ in range(ACTIVE_STREAMS)])
     return cpu_seconds(gateway.process.pid) - before
@@ -113,13 +113,13 @@ async def test_thousands_of_idle_streams_and_hundreds_that_run(
     with (
         PortClaims() as claims,
         _upstream(tmp_path, claims) as upstream,
-        # This process may be slow to open so many connections.
+        # A long header timeout, because this process may be slow to open so many connections.
         GatewayProcess(
             tmp_path / "g", upstream, log_level="warning", header_timeout=600
         ) as gateway,
     ):
         process, metrics = psutil.Process(gateway.process.pid), gateway.url + "/metrics"
-        await _cost(gateway)  # warm: pools, caches and compiled code come to their size
+        await _cost(gateway)  # warm-up: pools, caches and compiled code reach their size
         alone = await _cost(gateway)
         before, descriptors = process.memory_info().rss, process.num_fds()
         writers = []
@@ -147,5 +147,5 @@ async def test_thousands_of_idle_streams_and_hundreds_that_run(
                 f"{process.memory_info().rss >> 20} MiB after"
             )
         assert each < MOST_PER_STREAM
-        # Each second all connections are looked at, so how long it takes counts a little.
+        # The gateway checks all connections each second, so a longer run costs slightly more.
         assert beside < 3 * alone

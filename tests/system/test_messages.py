@@ -56,7 +56,7 @@ def streamed(client: anthropic.Anthropic, **fields: Any) -> Any:
 
 
 def _asked(fields: dict[str, Any]) -> dict[str, Any]:
-    """The package's newest types have no sampling parameters any more; the protocol has."""
+    """Return the request. `temperature` is in `extra_body`, as the SDK's newest types lack it."""
     extra = {"temperature": 0} | fields.pop("extra_body", {})
     return PLAIN | fields | {"extra_body": extra}
 
@@ -140,7 +140,7 @@ def test_stop_reasons(claude: anthropic.Anthropic, ask: Any) -> None:
     assert stopped.content[0].text.endswith("6,")
     cut = ask(claude, messages=count, max_tokens=3)
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
-    words = 2040  # of 2,048 tokens, fewer than three of which are left then
+    words = 2040  # the model's window has 2,048 tokens; these words leave fewer than three
     while (left := 2048 - _tokens(claude, "one " * words)) < 1:
         words += left - 1
     full = ask(claude, messages=_said("one " * words), max_tokens=2000)
@@ -152,7 +152,7 @@ def _said(text: str) -> list[dict[str, str]]:
 
 
 def _tokens(client: anthropic.Anthropic, text: str) -> int:
-    """Where there is no room for an answer, those that there are and one more."""
+    """Return the number of prompt tokens, or 2,049 if the prompt leaves no token for an answer."""
     import anthropic
 
     try:

@@ -1,4 +1,4 @@
-"""A fleet moves to the llmapi repository and back under load, while replicas are killed."""
+"""A fleet that moves to the llmapi repository and back under load, while replicas are killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _new_repository(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tritons]:
-    """One Triton of each repository, of the same model."""
+    """Yield two Tritons with the same model, one for each repository."""
     folder = tmp_path_factory.mktemp("fleet")
     engine_dir = demo_engine(folder / "engine")
     with PortClaims() as claims:
@@ -56,7 +56,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tritons]:
 
 
 class Moving:
-    """The gateway before both, whose load is `ends`: how many answers have ended how."""
+    """A gateway before both Tritons, under load. `ends` counts the answers by their outcome."""
 
     def __init__(self, fleet: Tritons, folder: Path) -> None:
         self.fleet = fleet
@@ -121,7 +121,7 @@ class Moving:
         await self.until(in_force)
 
     async def ask(self, **body: Any) -> tuple[str, str]:
-        """The text of a streamed answer, and how it ended: "whole" or the code of its error."""
+        """Return the text of a streamed answer and its outcome: "whole" or its error code."""
         asked = {"temperature": 0, "stream": True} | body
         async with self.client.stream("POST", "/v1/completions", json=asked) as answer:
             if answer.status_code != 200:
@@ -144,14 +144,14 @@ class Moving:
             if end == "whole":
                 self.ends["right" if text.strip() == right.strip() else "wrong"] += 1
             elif self.killing and right.strip().startswith(text.strip()):
-                # One that has begun with a token that is no whole character yet has no text, and
-                # the status of its error.
+                # A stream that broke before its first complete character has no text and an error
+                # status.
                 self.ends["broken off"] += 1
             else:
                 self.ends[end] += 1
 
     async def answers(self, count: int) -> None:
-        """Until so many more are right."""
+        """Wait until `count` more answers are right."""
         goal = self.ends["right"] + count
 
         async def there() -> bool:
@@ -160,14 +160,14 @@ class Moving:
         await self.until(there)
 
     async def gets_nothing(self, replica: int) -> None:
-        """No request of the load goes to it any more, while others have answers."""
+        """Check that the replica receives no request of the load while others are answered."""
         await self.answers(5)
         before = await self.metric("requests_total", replica)
         await self.answers(20)
         assert await self.metric("requests_total", replica) == before
 
     async def kill(self, replica: int) -> None:
-        """While it has requests; nobody else is told of it, and it comes back."""
+        """Kill the replica while it has requests, check that only these fail, and restart it."""
         victim, broken = self.fleet[replica], self.ends["broken off"]
 
         async def is_busy() -> bool:
@@ -178,7 +178,7 @@ class Moving:
         victim.kill()
         await self.answers(30)
         self.killing = False
-        # No more than there are clients: each had at most one there.
+        # At most one stream of each of the 8 clients was on the killed replica.
         assert self.ends["broken off"] - broken <= 8
         victim.start()
         await asyncio.to_thread(victim.wait_ready)
@@ -190,7 +190,7 @@ class Moving:
 
 
 async def test_there_and_back_while_replicas_die(fleet: Tritons, tmp_path: Path) -> None:
-    """No wrong text, and no failure but of streams that had begun on what was killed."""
+    """Check that no text is wrong, and that only streams with tokens from a killed replica fail."""
     moving = Moving(fleet, tmp_path)
     with moving.gateway:
         async with moving.clients():
@@ -204,7 +204,8 @@ async def test_there_and_back_while_replicas_die(fleet: Tritons, tmp_path: Path)
                     await moving.weigh(*weights)
                     await moving.answers(20)
                 await moving.gets_nothing(OLD)
-                # What the new one cannot do is served as long as the old one is there.
+                # The new repository does not support this request. The old one serves it while
+                # available.
                 text, end = await moving.ask(model="demo", prompt="Hi", max_tokens=3, logprobs=0)
                 assert (bool(text), end) == (True, "whole")
                 await moving.kill(NEW)

@@ -1,4 +1,4 @@
-"""Each extension parameter reaches the engine and does what it says."""
+"""Extension parameters: each reaches the engine and has its documented effect."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_min_tokens_holds_the_end_back(client: openai.OpenAI) -> None:
 @pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model shows no token ids")
 def test_min_tokens_holds_every_end_back(client: openai.OpenAI) -> None:
-    """Not only the one that the engine knows as such, and which it holds back itself."""
+    """Check each end id, not only the one that the engine knows and suppresses itself."""
     further = TOKENIZER.token_to_id("<|endoftext|>")
     config = json.loads((DEMO_MODEL / "generation_config.json").read_text())
     assert config["eos_token_id"].index(further) > 0
@@ -130,7 +130,7 @@ def test_special_tokens_can_be_shown(client: openai.OpenAI) -> None:
 
 @pytest.mark.llmapi_refuses
 def test_repetition_penalty(client: openai.OpenAI) -> None:
-    # Made to go on without an idea, the greedy model repeats itself until that is penalised.
+    # With `ignore_eos` the greedy model repeats itself, until repetition is penalised.
     options: dict[str, Any] = {"ignore_eos": True, "max_tokens": 80}
     question = [{"role": "user", "content": "🦉"}]
     plain, _, _ = _chat(client, question, **options)
@@ -210,7 +210,7 @@ def test_a_schema_that_the_model_breaks_alone_is_always_met(
     client: openai.OpenAI, request: pytest.FixtureRequest
 ) -> None:
     question = [{"role": "user", "content": "Tell me about Paris."}]
-    # The engine is the same behind a text model, which shows that the schema comes there.
+    # A text model uses the same engine. A few answers show that the schema is passed on.
     many = 100 if request.config.getoption("--triton-mode") == "token" else 10
 
     options: dict[str, Any] = {"model": "demo", "messages": question, "max_tokens": 200}
@@ -319,7 +319,11 @@ def test_beam_search_finds_the_likeliest(client: openai.OpenAI) -> None:
 @pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model shows no steps")
 def test_a_beam_search_is_charged_what_the_engine_did(client: openai.OpenAI) -> None:
-    """With `min_tokens` it has no stop words, and does not know where a text is cut."""
+    """Check the usage of a beam search with a stop string.
+
+    With `min_tokens` the gateway sends no stop words, so the engine generates all tokens of both
+    beams.
+    """
     answer = client.chat.completions.create(
         model="demo",
         messages=COUNT,
@@ -425,7 +429,7 @@ def test_a_chat_can_repeat_what_it_goes_on_from(
     else:
         text = answer.choices[0].message.content
     assert text.startswith("1, 2, 3, 4")
-    # What somebody else has said is no part of the answer.
+    # The echoed messages of other roles are not part of the answer.
     question: Any = client.chat.completions.create(
         model="demo", messages=COUNT, temperature=0, max_tokens=6, extra_body={"echo": True}
     )

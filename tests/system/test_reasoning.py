@@ -1,4 +1,4 @@
-"""Models that think in tags: `reasoning_content` apart from the answer, streamed and not."""
+"""Models that write their reasoning in tags: `reasoning_content` is separate from the answer."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_a_guided_answer_is_content_whatever_the_template_opens(thinking: 
 async def test_no_effort_is_no_thinking(
     thinking: Path, asked: dict[str, Any], written: str
 ) -> None:
-    """Few templates know efforts; those of models that think by choice know `enable_thinking`."""
+    """Check that "none" sets `enable_thinking` to false, as few templates know efforts."""
     template = (
         "{% if enable_thinking is not defined %}as it likes"
         "{% else %}{{ 'yes' if enable_thinking else 'no' }}{% endif %}"
@@ -141,5 +141,5 @@ async def test_no_effort_is_no_thinking(
     async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
         answer = (await client.post(path, json=own | {"model": "m"})).json()
     usage = answer["usage"]
-    # Of this tokenizer, a token is a character.
+    # In this tokenizer, each character is one token.
     assert usage.get("prompt_tokens", usage.get("input_tokens")) == len(written)

@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.moved` with one kind of server: what does not depend on times.
+"""`python -m tests.chaos.moved` with one Redis topology, and its report.
 
-`make chaos` has all kinds and failovers, and bounds the times. `tests/lora_store/test_primary` has
-each kind of server.
+`make chaos` runs all topologies and failovers and bounds their durations.
+`tests/lora_store/test_primary` tests each topology.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AWAY = Answer(11, 503, None, '{"error": {"code": "adapter_store_unavailable"}}')
 
 
 def _wrong(*answers: Answer, lost: int = 0, let_in: int = 20) -> list[str]:
-    """Return what is reported after an upload of ja at the second 5 and of zh at 10."""
+    """Return the report after uploads of ja at second 5 and of zh at second 10."""
     users = Users([], "", {})
     users.uploads = [Upload("ja", 5, is_shared=True), Upload("zh", 10, is_shared=True)]
     users.answers = [Answer(13, 200, "zh"), *answers]

@@ -1,6 +1,6 @@
-"""Inputs that a release renamed have an effect, through `gateway import`, Triton and the gateway.
+"""Input tensors that a release renamed: each has its effect through import, Triton and gateway.
 
-A backend ignores a name of another release without a word, and so does the model that is rendered.
+A backend ignores an unknown input name without an error, and so does the rendered test model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.support.triton_server import MODEL, Server, serving
 
 pytestmark = pytest.mark.slow
 
-# Its greedy answer has five tokens.
+# The greedy answer to this prompt has five tokens.
 PROMPT = "The capital of Japan is"
-# The model is sure of nothing behind it, so that draws differ.
+# No next token is likely after this prompt, so that samples differ.
 HOT_PROMPT = "Zq 7 (("
 WORDS = {"bad_words": "", "stop_words": ""}
 SEEDS = range(1, 6)
@@ -30,7 +30,7 @@ OLD_NAMES = "core_of_old_names"
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """What `gateway import` makes for the newest release, and a core model with a mistake."""
+    """Yield a Triton with the newest release's repository and a core model with outdated names."""
     folder = tmp_path_factory.mktemp("names")
     made = folder / "made"
     answer = gateway("import", MODEL, "--name", "m", "--cpu", "--output", made)
@@ -42,7 +42,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def declares_old_names(repository: Path) -> None:
-    """Add a copy of the core model whose configuration has the names of v0.19."""
+    """Add a copy of the core model whose configuration has the input names of v0.19."""
     copy = repository / OLD_NAMES
     shutil.copytree(repository / "tensorrt_llm", copy)
     config = (copy / "config.pbtxt").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ async def test_seed_and_min_tokens_reach_the_engine(
         again = [(await complete(client, **hot, seed=seed))["choices"] for seed in SEEDS]
         assert drawn == again
         assert len({choices[0]["text"] for choices in drawn}) > 1
-        # Text that ends early ends whatever `min_tokens` says.
+        # A text that ends early ends despite `min_tokens`.
         if mode == "token":
             counts = [
                 (await complete(client, temperature=0, min_tokens=least))["usage"]
@@ -95,12 +95,14 @@ def test_the_text_models_take_the_new_names(triton: Server, model: str) -> None:
     assert len(set(drawn)) > 1
     assert len(text(**asked, min_tokens=20)) > len(text(**asked))
     status, answer = triton.generate(model, **asked, random_seed=3)
-    # The name is no input of this model, so Triton takes it for a parameter of the request.
+    # The name is no input of this model, so Triton takes it for a request parameter.
     assert (status, answer["text_output"]) == (200, text(**asked))
 
 
 def test_a_name_of_another_release_is_declared_and_ignored(triton: Server) -> None:
-    """As the real backends ignore it; `gateway repo check` finds it."""
+    """Check that the model ignores the name, as real backends do, and `gateway repo check` reports
+    it.
+    """
     body = {
         "input_ids": [5, 6, 7],
         "input_lengths": 3,

@@ -41,7 +41,7 @@ def create(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def streamed(client: openai.OpenAI, **fields: Any) -> Any:
-    """By way of the SDK's own accumulation of events, which every event has to fit."""
+    """Return the response that the SDK accumulates from events. Each event must fit its types."""
     with client.responses.stream(**PLAIN | fields) as stream:
         last = None
         for number, event in enumerate(stream):
@@ -179,7 +179,8 @@ def deep_call(levels: int) -> dict[str, Any]:
     [
         ({"model": "nobody"}, "model"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        # A chat has these; what a response's parameter is called there is nobody's business.
+        # These are chat parameters. The error must not suggest the name that /v1/responses has for
+        # them.
         ({"extra_body": {"messages": []}}, "messages"),
         ({"extra_body": {"response_format": {"type": "text"}}}, "response_format"),
         ({"input": [deep_call(101), {"role": "user", "content": "Hi"}]}, "input"),

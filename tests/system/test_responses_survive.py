@@ -1,6 +1,7 @@
-"""Conversations over two gateways of one Redis, while one is killed and Redis loses everything.
+"""Conversations over two gateways with one Redis, while a gateway is killed and Redis loses its
+data.
 
-`CONVERSATIONS=200` makes of a dozen as many as that.
+The environment variable `CONVERSATIONS=200` runs 200 conversations instead of a dozen.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Call = Callable[[openai.AsyncOpenAI], Awaitable[T]]
 
 
 class Talk:
-    """One conversation of a tenant, and what was said in it; all that it does, any gateway does."""
+    """A tenant's conversation with its expected messages. Each request goes to any gateway."""
 
     def __init__(self, number: int, clients: dict[str, Iterator[openai.AsyncOpenAI]]) -> None:
         self.number = number
@@ -45,7 +46,7 @@ class Talk:
         self.last: str | None = None
 
     async def patiently(self, call: Call[T], tenant: str | None = None) -> T:
-        """As a client that goes elsewhere, and tries again, while a gateway is away or says so."""
+        """Call through any gateway, and retry while a gateway is unavailable."""
         async with asyncio.timeout(120):
             while True:
                 try:
@@ -58,7 +59,9 @@ class Talk:
                 await asyncio.sleep(0.1)
 
     async def turn(self) -> None:
-        """The answer rests on all that was said before, or this fails."""
+        """Add a turn. The answer repeats the number of earlier messages, so a lost message fails
+        here.
+        """
         if self.number % 3 == 0 and self.conversation is None:
             made = await self.patiently(lambda client: client.conversations.create())
             self.conversation = made.id
@@ -85,7 +88,7 @@ class Talk:
         self.said.append({"role": "assistant", "content": answer.output_text})
 
     async def check(self) -> None:
-        """All of it is there, word by word, for its tenant and for no other."""
+        """Check that all messages are stored, and that another tenant cannot read them."""
         last, conversation = self.last or "", self.conversation
 
         async def items(client: openai.AsyncOpenAI) -> list[str]:
@@ -157,7 +160,7 @@ async def test_nothing_is_lost_and_nothing_is_short(
                                 base_url=f"{gateway.url}/v1",
                                 api_key=f"sk-{name}",
                                 max_retries=0,
-                                default_headers={"connection": "close"},  # for any worker to take,
+                                default_headers={"connection": "close"},  # for any worker
                                 timeout=PATIENCE_S,
                             )
                         )

@@ -1,4 +1,4 @@
-"""An upgrade cuts nothing: gateways restarted one by one, and configurations read, under load."""
+"""Upgrades under load: restarts one by one and configuration reloads fail no request."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.slow
 KEY = "sk-acme-key"
 HANGS_AFTER_S = 120
 PATIENCE_S = 240
-CLIENTS = 4  # which leave a small machine time to start a gateway
+CLIENTS = 4  # few, so that a small machine has time to start a gateway
 PROMPT = "The capital of France is"
 ANSWER = " Paris."
 LONG = body(prompt="Z", max_tokens=300, ignore_eos=True, stream=True)
 
 
 class Load:
-    """Clients that keep their connections and ask until they are told to stop."""
+    """Clients with persistent connections that send requests until the context ends."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -48,7 +48,7 @@ class Load:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Raises what a client has met."""
+        """Stop the clients, and raise the first error that a client had."""
         self._done.set()
         await asyncio.gather(*self._tasks)
 
@@ -73,7 +73,7 @@ SHORT = {"max_tokens": 8, "stop": "\n"}
 async def _stream(
     client: httpx.AsyncClient, tokens: int = 100, begun: asyncio.Event | None = None
 ) -> int:
-    """Reads an answer of most of a second or longer; asserts that it is whole."""
+    """Read a stream of at least most of a second, and check that it is complete."""
     async with client.stream(
         "POST", "/v1/completions", json=LONG | {"max_tokens": tokens}
     ) as answer:
@@ -92,8 +92,8 @@ async def _stream(
 
 
 async def test_a_rolling_restart_fails_no_request(stack: Stack, tmp_path: Path) -> None:
-    """One gateway of one process, one of two workers."""
-    # Longer than clients, and what balances them, may be without a turn on a busy machine.
+    """Restart a gateway of one process and a gateway of two workers."""
+    # On a busy machine, clients and load balancers need up to this time to see the drain.
     settings = {"drain_seconds": 20, "redis_url": stack.redis}
     with ExitStack() as started:
         gateways = [
@@ -111,7 +111,7 @@ async def test_a_rolling_restart_fails_no_request(stack: Stack, tmp_path: Path) 
 
 
 async def _answers(load: Load, count: int) -> None:
-    """Until there are so many more."""
+    """Wait until the load has `count` more answers."""
     before = load.answers.total()
     deadline = time.monotonic() + HANGS_AFTER_S
     while load.answers.total() < before + count:
@@ -133,18 +133,18 @@ async def test_configurations_are_read_under_load_without_a_failure(
     write_config(config, tenant("acme", KEY))
     with GatewayProcess(tmp_path / "g", stack, config=config, admin_port=0) as gateway:
         async with Load(gateway.url) as load:
-            for round_ in range(13):  # the last one is right
+            for round_ in range(13):  # the last file is valid
                 others = [tenant(f"t{n}", f"sk-{n}-key") for n in range(round_)]
                 limit = {"requests_per_minute": 10**6 + round_, "priority": round_ % 3}
                 if round_ % 4 == 3:
-                    config.write_text("tenants: [{", encoding="utf-8")  # the old one stays
+                    config.write_text("tenants: [{", encoding="utf-8")  # invalid
                 else:
                     write_config(config, tenant("acme", KEY, **limit), *others)
                 if round_ % 2:
                     gateway.process.send_signal(signal.SIGHUP)
                 await _answers(load, 5)
         assert load.answers["stream"] > 0
-        # The last file that was right has been read.
+        # Wait until the last valid file is in force.
         async with gateway.async_client("sk-9-key") as client, asyncio.timeout(HANGS_AFTER_S):
             while (await client.get("/v1/models")).status_code != 200:
                 await asyncio.sleep(0.1)
@@ -166,7 +166,7 @@ async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
             assert answer.status_code == 200
             assert answer.headers["connection"] == "close"
             assert await stream == 1
-        gateway.process.send_signal(signal.SIGTERM)  # enough
+        gateway.process.send_signal(signal.SIGTERM)  # the second signal ends the gateway at once
         assert gateway.process.wait(HANGS_AFTER_S) in {0, -signal.SIGTERM}
         with pytest.raises(httpx.ConnectError):
             httpx.get(gateway.url + "/health/live", timeout=PATIENCE_S)
@@ -180,7 +180,7 @@ async def _serving(gateway: GatewayProcess, workers: int) -> None:
 
 
 async def _draining(client: httpx.AsyncClient) -> None:
-    """Until whoever answers this client says that it ends."""
+    """Wait until this client's gateway or worker reports that it drains."""
     async with asyncio.timeout(HANGS_AFTER_S):
         while (ready := await client.get("/health/ready")).status_code != 503:
             await asyncio.sleep(0.01)
@@ -191,7 +191,7 @@ async def _draining(client: httpx.AsyncClient) -> None:
 async def test_a_second_signal_ends_at_once(stack: Stack, tmp_path: Path, workers: int) -> None:
     settings = {"drain_seconds": PATIENCE_S, "workers": workers, "redis_url": stack.redis}
     with GatewayProcess(tmp_path / "g", stack, shutdown_grace=PATIENCE_S, **settings) as gateway:
-        # One that is still starting may be given both signals before it looks: as one.
+        # A worker that is still starting could read both signals as one.
         await _serving(gateway, workers)
         async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
             endless = LONG | {"prompt": "Count from 1 to 300", "max_tokens": 1900}
@@ -199,13 +199,13 @@ async def test_a_second_signal_ends_at_once(stack: Stack, tmp_path: Path, worker
                 lines = answer.aiter_lines()
                 await anext(lines)
                 gateway.process.send_signal(signal.SIGTERM)
-                # A signal that comes before the same one is handled is lost.
+                # Wait for the drain: a second signal is lost while the first is not handled yet.
                 async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S) as other:
                     await _draining(other)
                 assert gateway.process.poll() is None
                 await anext(lines)
                 gateway.process.send_signal(signal.SIGTERM)
-                # Long before its patience is over.
+                # This is long before the drain's time limit.
                 assert await asyncio.to_thread(gateway.process.wait, PATIENCE_S / 4) is not None
 
 
@@ -226,12 +226,15 @@ async def test_a_second_signal_reaches_workers_that_had_no_turn_since_the_first(
         finally:
             for worker in workers:
                 os.kill(worker, signal.SIGCONT)
-        # Long before its patience is over.
+        # This is long before the drain's time limit.
         assert await asyncio.to_thread(gateway.process.wait, PATIENCE_S / 4) is not None
 
 
 async def test_a_service_manager_may_signal_every_process(stack: Stack, tmp_path: Path) -> None:
-    """As systemd does: a worker is told twice, and still ends what it has begun."""
+    """Check that a worker with two signals still finishes its requests.
+
+    systemd signals the worker, and so does the gateway's main process.
+    """
     settings = {"drain_seconds": 20, "workers": 2, "redis_url": stack.redis}
     with GatewayProcess(tmp_path / "g", stack, shutdown_grace=PATIENCE_S, **settings) as gateway:
         await _serving(gateway, 2)
@@ -248,7 +251,7 @@ async def test_a_service_manager_may_signal_every_process(stack: Stack, tmp_path
                 await _draining(other)
                 gateway.process.send_signal(signal.SIGTERM)
                 assert "data: [DONE]" in [line async for line in lines]
-        gateway.process.send_signal(signal.SIGTERM)  # enough
+        gateway.process.send_signal(signal.SIGTERM)  # the second signal ends the gateway at once
         assert await asyncio.to_thread(gateway.process.wait, HANGS_AFTER_S) == 0
 
 

@@ -1,4 +1,4 @@
-"""Gateways whose disks end with them are replaced, as pods are, and Redis loses everything."""
+"""Gateways without persistent disks are replaced, like pods, and Redis loses its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOODBYE = "no other gateway waits"
 
 
 def _say(client: httpx.Client, text: str, **more: str) -> str:
-    """The id of the response."""
+    """Create a response and return its id."""
     body = {"model": "demo", "input": text, "max_output_tokens": 2, **more}
     answer = client.post("/v1/responses", json=body)
     assert answer.status_code == 200, answer.text
@@ -38,7 +38,7 @@ def _texts(client: httpx.Client, conversation: str) -> list[str]:
 
 
 def _patiently(ask: Callable[[], httpx.Response]) -> httpx.Response:
-    """As a client that tries again after 503."""
+    """Repeat the request while the answer is 503."""
     deadline = time.monotonic() + 60
     while (answer := ask()).status_code == 503:
         assert time.monotonic() < deadline, answer.text
@@ -77,7 +77,7 @@ def test_a_rollout_and_a_flush_lose_no_part_of_a_conversation(
             _say(client, text, conversation=conversation)
         whole = _texts(two, conversation)
         assert whole[::2] == ["Red", "Green", "Blue"]
-        # Two others take their place; one of them comes to have a part.
+        # Two gateways replace the first two. One of them loads the conversation before they end.
         (third, three), (_, four) = start("3", new), start("4", new)
         assert three.get(f"/v1/conversations/{conversation}").status_code == 200
         old.close()
@@ -85,7 +85,7 @@ def test_a_rollout_and_a_flush_lose_no_part_of_a_conversation(
         assert at_redis.hlen(_GATEWAYS) == 2
         assert _texts(four, conversation) == whole
         left = int(at_redis.get(_LEFT) or 0)
-        # Each worker looks each second.
+        # Each worker reports to Redis every second.
         seen = left + 3000
         _wait(lambda: int(at_redis.get(_SEEN) or 0) > seen)
         later = _begin(three)
@@ -103,7 +103,7 @@ def test_a_rollout_and_a_flush_lose_no_part_of_a_conversation(
             )
             assert answer.status_code == 404, answer.text
             assert _texts(client, later) == told
-        # One that is killed has not said goodbye.
+        # A killed gateway has not removed itself from the list in Redis.
         master = psutil.Process(third.process.pid)
         for process in (master, *master.children(recursive=True)):
             process.kill()

@@ -1,4 +1,4 @@
-"""What is kept behind /v1/responses, with OpenAI's own package against the real stack."""
+"""Stored responses and conversations of /v1/responses: OpenAI's own package, the real stack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ TOOL: dict[str, Any] = {
 
 
 def ask(client: openai.OpenAI, said: Any, **fields: Any) -> Response:
-    """Streamed too, as that is kept elsewhere; what was kept is what was answered."""
+    """Return the response. Check that the streamed and the complete response are stored as sent.
+
+    The two are stored by different code.
+    """
     wanted = {"model": "demo", "temperature": 0, "max_output_tokens": 40, "input": said}
     *_, last = client.responses.create(**wanted | fields, stream=True)
     streamed = last.response
@@ -60,7 +63,7 @@ def test_a_conversation_goes_on_from_its_last_response(client: openai.OpenAI) ->
     assert first.metadata == {"k": "v"}
     second = ask(client, ITALY, previous_response_id=first.id)
     third = ask(client, "Thanks", previous_response_id=second.id)
-    # Instructions are never those of an earlier response.
+    # Instructions of an earlier response are not inherited.
     said = [turn("user", FRANCE), turn("assistant", first.output_text), turn("user", ITALY)]
     same = answered(client, said, store=False)
     assert not same.store
@@ -202,7 +205,10 @@ def test_a_conversation_has_what_was_said_in_it(client: openai.OpenAI) -> None:
 
 
 def test_items_that_are_sent_again_are_in_each_conversation(client: openai.OpenAI) -> None:
-    """With the ids that they have where they were, or that of one that was deleted there."""
+    """Check that resent items appear in each conversation, with their original ids.
+
+    A resent item may also have the id of an item that was deleted from the conversation.
+    """
     one, other = client.conversations.create(), client.conversations.create()
     first = answered(client, FRANCE, conversation=one.id)
     items: list[Any] = client.conversations.items.list(one.id, order="asc").to_dict()["data"]
@@ -219,7 +225,7 @@ def test_items_that_are_sent_again_are_in_each_conversation(client: openai.OpenA
     thanks = answered(client, "Thanks", conversation=other.id)
     same = answered(client, "Thanks", previous_response_id=second.id)
     assert thanks.usage.input_tokens == same.usage.input_tokens
-    # Twice in one response, these are two items, and pages of them have an end.
+    # Two copies in one response are two items, and listing them by pages ends.
     twice = answered(client, [*items, *items])
     pages = client.responses.input_items.list(twice.id, limit=1)
     assert len([*itertools.islice(pages, 9)]) == 4
@@ -319,7 +325,7 @@ def test_counted_tokens_are_those_of_the_answer(stack: Stack, client: openai.Ope
 def shared(
     stack: Stack, shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """Two workers for two tenants."""
+    """Yield a gateway of two workers and two tenants."""
     folder = tmp_path_factory.mktemp("kept")
     config = write_config(folder / "c.yaml", tenant("one", "sk-one"), tenant("two", "sk-two"))
     settings = {"workers": 2, "max_body_bytes": 256 * 1024, "redis_url": shared_redis.url}
@@ -328,7 +334,7 @@ def shared(
 
 
 def of_tenant(gateway: GatewayProcess, name: str) -> openai.OpenAI:
-    """Each request has a connection of its own, which any worker may take."""
+    """Return a client that opens a connection per request, so any worker may accept the request."""
     headers = {"connection": "close"}
     url = f"{gateway.url}/v1"
     return openai.OpenAI(

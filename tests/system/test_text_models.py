@@ -1,4 +1,4 @@
-"""The text models of a repository: what a client that leaves stops, and what an answer loses."""
+"""Text models of a repository: a disconnect stops the engine, and no characters are lost."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from triton_repo.cpu_executor import engine
 from triton_repo.render import render
 
 MODELS = Path(__file__).parents[1] / "support" / "models"
-# Upstream's BLS by the releases that it is like, and the ids that it gives to what it asks for.
+# Models like upstream's BLS of each release, and the request ids that they assign.
 UPSTREAM = {"bls_v017": "none", "bls_v019": "drawn"}
-# What is left for the client to stop: far more than the engine can make while a machine gives the
-# gateway no turn. And what an engine runs through that nobody can stop.
+# Tokens of an answer that a disconnect stops, more than the engine generates while the gateway is
+# stopped, and of an answer that runs to its end.
 STOPPED, RUN_THROUGH = 30_000, 300
 SOON = 150
-"""Tokens, less than a second's."""
+"""Tokens of less than one second."""
 BEFORE_LEAVING = 20
 STATISTICS = {"model": "tensorrt_llm"}
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton_server.Server]:
-    """Our five models, and a BLS model beside ours for each way of upstream's."""
+    """Yield a Triton with our five models and a BLS model for each of upstream's behaviours."""
     folder = tmp_path_factory.mktemp("text")
     engine.build(triton_server.long_model(folder), folder / "engine")
     models = folder / "repository"
@@ -70,10 +70,10 @@ async def steps_of_an_abandoned(
     stream: bool,
     runs_on: bool,
 ) -> tuple[float, float, float]:
-    """For a request whose client leaves: all steps of the engine, a token each.
+    """Return the engine's steps for a request whose client disconnects. Each step makes one token.
 
-    One that `runs_on` is waited for until it has made all its tokens.
-    And, for people, how many were made before it left, and the seconds from then to the end.
+    With `runs_on`, wait until the request has generated all its tokens. Also return, for the
+    printed table, the steps before the disconnect and the seconds from then to the end.
     """
 
     def steps() -> float:
@@ -96,7 +96,7 @@ async def steps_of_an_abandoned(
     await asyncio.to_thread(triton.wait_active, 0)
     seconds = time.monotonic() - at
     if runs_on:
-        # The gauge of steps is set a moment after that of active requests.
+        # Triton updates the gauge of steps a moment after the gauge of active requests.
         async with asyncio.timeout(60):
             while await asyncio.to_thread(steps) < begun + tokens:
                 await asyncio.sleep(0.01)
@@ -125,12 +125,12 @@ async def test_a_client_that_leaves(
             for _ in range(3 if stops else 1)
         ]
     assert ("cannot be stopped" in found.get("warning", "")) is not stops
-    # For the table in docs/text-models.md, with `pytest -s`.
+    # Printed for the table in docs/text-models.md; run with `pytest -s`.
     for steps, left, seconds in abandoned:
         after = f"{steps - left:.0f} tokens and {seconds:.1f} s after leaving"
         print(f"\n{model}, stream {stream}: {after}, at {left:.0f} of {tokens}")
     if stops:
-        # Of three, as the machine may give the gateway no turn once.
+        # The median of three, as the machine may stop the gateway's process during one.
         assert median(steps - left for steps, left, _ in abandoned) < SOON
     else:
         [(steps, _, _)] = abandoned
@@ -143,7 +143,7 @@ WIDE = "你好，世界！😀🎉 こんにちは"
 async def test_an_answer_that_is_not_streamed_has_whole_characters(
     triton: triton_server.Server, tmp_path: Path
 ) -> None:
-    """Streamed, each token is decoded alone, and most of these characters have several."""
+    """Check characters of several tokens. A streaming text model decodes each token alone."""
     body = {"model": "m", "messages": [{"role": "user", "content": f"Repeat: {WIDE}"}]}
     async with gateway(tmp_path, triton, "ensemble") as client:
         answer = await client.post("/v1/chat/completions", json=body | {"temperature": 0})

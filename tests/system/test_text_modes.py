@@ -1,4 +1,4 @@
-"""The OpenAI tests of the public door, through models of text as far as they go."""
+"""OpenAI API tests run through text models, as far as these support the API."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ STREAMED = tuple(
 )
 FILES = {
     "ensemble": OPENAI,
-    # To the SDK both text models are one.
+    # To the SDK the ensemble behaves like BLS.
     "bls": ("system/test_chat.py", "system/test_parameters.py"),
-    # Its adapters go another way.
+    # llmapi loads adapters differently, so their tests run too.
     "llmapi": (*OPENAI, "system/test_adapters.py"),
-    # These differ in how a stream comes and ends. What is sampled is the same to them.
+    # These releases differ only in how a stream arrives and ends. Sampling is the same.
     "llmapi-1.3": STREAMED,
     "llmapi-1.2": STREAMED,
 }
-# How Triton's Python backend dies at times under a BLS model, of itself: of memory that two
-# threads free, or for want of a turn within a second, on a machine that stands still (2.51;
-# github.com/triton-inference-server/server/issues/8882). What follows is no test of ours.
+# Known crashes of Triton's Python backend under a BLS model: memory freed by two threads, or a
+# process without CPU for a second (2.51; github.com/triton-inference-server/server/issues/8882).
+# The failures that follow a crash are not the gateway's.
 DEATHS = (
     "boost::interprocess::lock_exception",
     "std::bad_alloc",
@@ -52,7 +52,7 @@ DEATHS = (
     "triton: the process of a model has died",
 )
 TAKES_IDS = "test_prompts_as_lists_and_token_ids"
-# What needs token ids, or log probabilities, which belong to them.
+# Tests that need token ids, or log probabilities, which are reported per token id.
 NO_TOKENS = {
     "test_a_beam_search_is_charged_what_the_engine_did",
     "test_each_choice_has_the_ids_of_its_own_prompt",
@@ -67,7 +67,8 @@ NO_TOKENS = {
     "test_truncate_prompt_tokens_keeps_the_end",
     "test_truncation_side_says_what_goes",
 }
-# What llmapi has no input for. All that is left out there but metrics is refused, as is asserted.
+# Tests of parameters that llmapi has no input for: the gateway must refuse these requests. All
+# other tests left out in this mode need Triton's metrics.
 REFUSED = {
     *("test_a_schema_beside_json_object_holds", "test_json_object", "test_structured_outputs"),
     "test_a_schema_that_the_model_breaks_alone_is_always_met",
@@ -97,7 +98,7 @@ SKIPPED: dict[str, set[str]] = {
 def test_the_openai_tests_through(mode: str, tmp_path: Path) -> None:
     files = [str(TESTS / name) for name in FILES[mode]]
     report, folder = tmp_path / "report.xml", tmp_path / "run"
-    # Its cache is that of the run around it.
+    # The outer pytest run owns the cache folder, so the inner one must not use it.
     options = ["-q", "-p", "no:cacheprovider", f"--triton-mode={mode}", f"--junitxml={report}"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--basetemp={folder}", *files],

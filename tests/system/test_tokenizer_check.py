@@ -1,4 +1,4 @@
-"""A gateway with another model's tokenizer does not serve, and says what differs on which side."""
+"""A gateway with the wrong tokenizer does not become ready and reports the difference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WITHIN_S = 60.0
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A Triton that serves all models, of which preprocessing can be asked."""
+    """Yield a Triton with all models, whose preprocessing model can be called for token ids."""
     folder = tmp_path_factory.mktemp("asked")
     engine.build(MODEL, folder / "engine")
     with running(folder) as server:
@@ -30,7 +30,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One with the core model alone, whose configuration names its tokenizer's folder."""
+    """Yield a Triton with the core model alone. Its configuration names the tokenizer's folder."""
     folder = tmp_path_factory.mktemp("named")
     engine.build(MODEL, folder / "engine")
     render_core(folder)
@@ -60,7 +60,7 @@ async def test_a_wrong_tokenizer_keeps_triton_out(
                 await asyncio.sleep(0.05)
                 found = await client.get("/health/ready")
         assert found.status_code == 503
-        # Both sides, by their files, and what to do.
+        # The message names the files of both sides and a remedy.
         for said in (str(folder), str(MODEL), "here: ", "GATEWAY_TOKENIZER_CHECK=warn"):
             assert said in found.json()["triton"]
         body = {"model": "m", "prompt": "x"}
@@ -96,7 +96,7 @@ async def test_an_overruled_check_serves_and_warns(
 
 
 async def test_each_replica_is_checked(asked: Server, tmp_path: Path) -> None:
-    """One with another engine is kept out, and the others serve."""
+    """Check that a replica with another engine is excluded, and that the others serve."""
     other = tmp_path / "other"
     synthetic.build(other / "engine", vocab_size=32_000, max_seq_len=100)
     render_core(other, tokenizer_dir="/nowhere")

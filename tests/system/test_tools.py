@@ -1,4 +1,4 @@
-"""Tool calls and structured answers through the public door."""
+"""Tool calls and structured answers through the HTTP API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _ask(client: openai.OpenAI, **fields: Any) -> tuple[ChatCompletionMessage, s
 
 
 def _stream(client: openai.OpenAI, **fields: Any) -> tuple[dict[str, Any], str]:
-    """The message that a client assembles from the deltas, as openai-python's helper does."""
+    """Return the message that openai-python assembles from the deltas, and the finish reason."""
     with client.chat.completions.stream(messages=QUESTION, **OPTIONS | fields) as stream:
         choice = stream.get_final_completion().choices[0]
     return choice.message.model_dump(), choice.finish_reason
@@ -63,7 +63,7 @@ def test_auto_calls_the_tool_and_uses_its_answer(client: openai.OpenAI) -> None:
     assert call.id.startswith("call_")
     answered: list[Any] = [
         *QUESTION,
-        message.model_dump(),  # with its nulls
+        message.model_dump(),  # includes fields that are null
         {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
     ]
     last = client.chat.completions.create(messages=answered, **OPTIONS).choices[0]
@@ -110,7 +110,7 @@ def test_tools_that_are_not_needed_are_not_called(client: openai.OpenAI) -> None
 
 
 def test_a_call_cut_by_length_ends_with_length(client: openai.OpenAI) -> None:
-    """The call is reported once its arguments have begun."""
+    """Check that a call is reported once its first argument has been generated."""
     begun = []
     for limit in (12, 14, 16, 18):
         message, finish = _ask(client, max_tokens=limit)
@@ -126,7 +126,7 @@ def test_required_and_named_choices_are_enforced(client: openai.OpenAI, stream: 
     ask: Any = _stream if stream else _ask
     for seed in range(5):
         options: dict[str, Any] = {"temperature": 1, "seed": seed}
-        # In parallel, a model that is at a loss may go on with one call after the other.
+        # With parallel calls allowed, a small model may add calls without end.
         message, finish = ask(client, tool_choice="required", parallel_tool_calls=False, **options)
         calls = message["tool_calls"] if stream else message.model_dump()["tool_calls"]
         assert finish == "tool_calls"
@@ -170,7 +170,7 @@ def test_a_forced_call_cut_by_length_is_what_is_known_of_it(
     assert whole.message.content is None
     known = [call.model_dump()["function"] for call in whole.message.tool_calls or []]
     assert len(known) <= 1
-    # Empty arguments would be a call that no client can read.
+    # A client cannot parse empty arguments.
     assert all(call["arguments"] for call in known)
     with pytest.raises(json.JSONDecodeError):
         json.loads(known[0]["arguments"] if known else "")
@@ -211,13 +211,16 @@ FORMAT: dict[str, Any] = {
 
 
 def test_tools_beside_a_format_are_called_or_it_is_kept(client: openai.OpenAI) -> None:
-    """The model wants its own tags, which the guide does not allow: it goes on with the JSON."""
+    """Check a tool call and then a JSON answer, both with a response format.
+
+    The model would write its own tags, which the guide forbids. It writes JSON after its calls.
+    """
     message, finish = _ask(client, response_format=FORMAT)
     assert (finish, message.content) == ("tool_calls", None)
     [call] = message.tool_calls or ()
     assert call.type == "function"
     assert call.function.name == "get_weather"
-    # What ended its calls was their tag, so that it may say more of a city.
+    # The guide has no closing tag, so the city's name may be longer.
     assert json.loads(call.function.arguments)["city"].startswith("Paris")
     streamed, streamed_finish = _stream(client, response_format=FORMAT)
     assert (streamed_finish, streamed["content"]) == ("tool_calls", "")

@@ -1,4 +1,4 @@
-"""Problems of a gateway's own files and connections are reported as long as they hold."""
+"""Problems with a gateway's files and connections, reported while they last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONNECTIONS = "AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS"
 
 
 def _troubles(gateway: GatewayProcess) -> dict[str, str]:
-    """The text of each, and its level."""
+    """Return the level of each reported problem by its text."""
     with gateway.client(ADMIN) as client:
         found: list[dict[str, Any]] = client.get("/health/ready").json().get("troubles", [])
     return {each["text"]: each["level"] for each in found}
@@ -79,14 +79,14 @@ def test_files_that_cannot_be_used_and_connections_that_are_full(
                 CONVERSATIONS: "error",
                 USAGE: "error",
             }
-            # Two requests whose bodies do not come: one more than there may be.
+            # Two requests without a body exceed the limit of one.
             for _ in range(2):
                 client_socket = socket.create_connection(("127.0.0.1", gateway.port))
                 opened.enter_context(client_socket)
                 head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n"
                 client_socket.sendall(f"{head}authorization: Bearer sk-acme\r\n\r\n".encode())
             _until(gateway, lambda found: _has(found, CONNECTIONS))
-            # What was moved aside has been looked at.
+            # Removing the backup of a damaged file acknowledges the problem.
             (store / "@keys" / "keys.broken").unlink()
             (store / "@replicas" / "overrides.json").unlink()
             _until(gateway, lambda found: not _has(found, KEYS) and not _has(found, OVERRIDES))

@@ -1,7 +1,7 @@
-"""Upstream's core model makes outputs that nobody asked for; no request may end it by that.
+"""Upstream's core model with outputs that were not requested: no request may crash the model.
 
-One of v0.17 that was told which are wanted died after 237 chats, one of v0.19 at once. CHATS=5000
-in the environment makes it a soak.
+A v0.17 model that received the list of requested outputs crashed after 237 chats, a v0.19 model at
+once. Set `CHATS=5000` in the environment for a soak test.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from triton_repo.render import render
 
 MODELS = Path(__file__).parents[1] / "support" / "models"
 CONCURRENT = 32
-# Of each release more than ended one that was told which outputs are wanted.
+# For each release, more chats than a model with a list of requested outputs survived.
 CHATS = {"0.17": 500, "0.19": 100}
 
 
 def repository(folder: Path, release: str) -> None:
-    """In `folder`: the core model of this release alone, with another model.py."""
+    """Write the core model of this release to `folder`, with another model.py."""
     models = folder / "repository"
     parameters = triton_server.repository_parameters(folder)
     unused = {name for name in parameters if name.endswith("_instance_count")}
@@ -35,7 +35,7 @@ def repository(folder: Path, release: str) -> None:
 
 
 def model_processes() -> set[int]:
-    """Ids of all processes in which a Triton of this test process runs Python models."""
+    """Return the process ids of all Python models of this test's Tritons."""
     children = psutil.Process().children(recursive=True)
     return {child.pid for child in children if child.name().startswith(MODEL_PROCESS[:15])}
 

@@ -1,4 +1,4 @@
-"""`tool_choice: none` in each protocol: the prompt of `auto`, and no call is read."""
+"""`tool_choice: none` in each protocol: same prompt as `auto`, and the answer has no call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {"model": "demo", "temperature": 0}
 
 
 class Protocol(NamedTuple):
-    """A request with a tool, the choice that allows no call, and where its answer says what."""
+    """A request with a tool, the choice that forbids calls, and the path of the answer's text."""
 
     path: str
     body: dict[str, Any]
@@ -79,7 +79,7 @@ def _ask(client: httpx.Client, protocol: Protocol, **fields: Any) -> dict[str, A
 
 
 def _text(answer: dict[str, Any]) -> str:
-    """The answer's text; fails where there is any other part."""
+    """Return the answer's text. Fail if the answer has any other item."""
     if "choices" in answer:
         [choice] = answer["choices"]
         assert choice["finish_reason"] == "stop"
@@ -113,9 +113,9 @@ def test_none_keeps_the_prompt_and_reads_no_call(stack: Stack, name: str) -> Non
         called = _ask(client, protocol)
         told = _ask(client, protocol, tool_choice=protocol.none)
     assert _prompt_tokens(protocol, told) == _prompt_tokens(protocol, called)
-    # All whole blocks of the prompt but the one with its last token.
+    # The cache has all complete blocks of the prompt except the block of its last token.
     assert _cached_tokens(told) >= _prompt_tokens(protocol, told) - 2 * TOKENS_PER_BLOCK
-    # The demo model calls where it reads of a tool. What it writes then is text, unread.
+    # The demo model writes a call whenever it sees a tool. Here that stays unparsed text.
     assert '"get_weather"' in _text(told)
 
 

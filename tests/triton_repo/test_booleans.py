@@ -1,4 +1,4 @@
-"""One reading of booleans: the shared reader, the gateway's, and that of models in Triton."""
+"""Parsing of booleans: the shared parser, the gateway's, and the Triton models' agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core model in a real tritonserver: token ids in and out, stop, cancel, limits, metrics."""
+"""The core model in a real tritonserver: token ids, stop, cancellation, limits, metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triton_repo.cpu_executor import engine
 SLOTS = 4
 QUEUE = 2
 LONG = LONG_ANSWER
-# Tokens of a request that was cancelled, half a second's on a machine that does nothing else.
+# Limit for the tokens of a cancelled request: half a second on an idle machine.
 SOON = 475
 
 FAMILIES = {
@@ -135,7 +135,7 @@ def test_logits_are_returned(triton: Server, prompt: list[int], tokenizer: Token
     context, generation = (reply.outputs[name] for name in ("context_logits", "generation_logits"))
     assert context.shape == (1, len(prompt), vocabulary)
     assert generation.shape == (1, 1, 3, vocabulary)
-    # Greedy: the first new token is the best after the prompt, the next ones follow.
+    # Greedy decoding: each new token is the likeliest after the previous ones.
     assert context[0, -1].argmax() == generation[0, 0, 0].argmax()
     assert generation[0, 0].argmax(axis=-1).tolist() == new_ids([reply])[len(prompt) :]
 
@@ -193,7 +193,7 @@ def test_flat_lists_over_http(triton: Server, prompt: list[int]) -> None:
     assert body["output_ids"][: len(prompt)] == prompt
     word = body["output_ids"][len(prompt) + 1]
     _, stopped = triton.generate("tensorrt_llm", **ask, stop_words_list=[word, 1])
-    # A matched stop word is part of the output.
+    # A matched stop word stays in the output.
     assert stopped["output_ids"][-1] == word
     assert stopped["output_ids"] == body["output_ids"][: len(stopped["output_ids"])]
 
@@ -349,7 +349,7 @@ def test_stop_ends_the_request_of_that_id(
     assert answer.final
     assert answer.outputs == {}
     assert replies[-1].error is None
-    # What was generated is dropped from the last response.
+    # The last response of a stopped request has no generated tokens.
     assert new_ids(replies[-1:]) == ([] if streaming else prompt)
     assert len(replies) < LONG
     triton.wait_active(0)
@@ -380,7 +380,8 @@ def test_requests_that_share_an_id_both_end(triton: Server, prompt: list[int]) -
         second.send(core_inputs(prompt, 40, streaming=True), request_id="twin")
         assert len(new_ids(first.rest("twin"))) == 20
         assert len(new_ids(second.rest("twin"))) == 40
-        # The figure of two is else still that of these, and a stop before its requests is none.
+        # Wait for the metric to return to 0. It could still count the two ended requests, and a
+        # stop sent before its requests would have no effect.
         triton.wait_active(0)
         for stream in (first, second):
             stream.send(core_inputs(prompt, LONG), request_id="twin")
@@ -414,16 +415,16 @@ def test_a_cancelled_call_stops_the_engine(
             else:
                 stream.send(text_inputs("a", LONG, end_id=-1, stream=streaming), model)
             triton.wait_active(1)
-        # In the engine's own steps, which a busy machine slows as much as what stops it.
+        # Count the engine's own steps, which a busy machine slows as much as the cancellation.
         triton.wait_metric(ended + 1, "nv_llm_output_token_len_count")
         tokens.append(triton.metric("nv_llm_output_token_len_sum") - generated)
-    # Of three, as the machine may give this process no turn once.
+    # The median of three, as the machine may stop this process once.
     assert median(tokens) < SOON, tokens
 
 
 @pytest.mark.slow
 def test_polling_for_cancelled_calls_meets_their_end(triton: Server, prompt: list[int]) -> None:
-    # Triton 2.51 crashes when a sender is asked while its final response is on its way.
+    # Triton 2.51 crashes if a response sender is polled while its final response is sent.
     for count in range(1, 100):
         with triton.stream() as stream:
             for number in range(QUEUE):
@@ -441,7 +442,8 @@ def test_a_full_queue_refuses_only_what_does_not_fit(triton: Server, prompt: lis
         for number in range(SLOTS + QUEUE):
             stream.send(core_inputs(prompt, LONG), request_id=f"{number}")
             triton.wait_active(min(number + 1, SLOTS))
-            # Answered in order: once it is, the engine has the request before it.
+            # Requests are answered in order: after this answer, the engine has the previous
+            # request.
             stream.send(stop_inputs(), request_id="nobody")
             assert stream.next().request_id == "nobody"
         stream.send(core_inputs(prompt, LONG), request_id="too many")

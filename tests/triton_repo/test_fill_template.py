@@ -1,4 +1,4 @@
-"""Filling one config.pbtxt in the form of fill_template.py."""
+"""Filling of one config.pbtxt with arguments in the syntax of fill_template.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_form_and_its_escapes(text: str, values: dict[str, str]) -> None:
         ("a:b,", "'': found 0 colons"),
         ("a", "'a': found 0 colons"),
         ("a:b:c", "'a:b:c': found 2 colons"),
-        # One backslash is gone after the first of the two splits.
+        # The first of the two splits removes one backslash.
         (r"dir:C\:/engines", "'dir:C:/engines': found 2 colons"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Each set of templates against what upstream's has: `tests/data/inflight_batcher_llm/`.
+"""Templates of each release, compared with upstream's: `tests/data/inflight_batcher_llm/`.
 
-`tensors.csv` and `parameters.csv` are facts of tensorrtllm_backend, typed in: of its tags v0.17.0
-and v0.19.0; those of 0.20 are v0.19.0's with what the branch r25.05 renamed. A column says which
-sets have a row that not all have. `${name}` is a value that the template leaves open.
+`tensors.csv` and `parameters.csv` were copied by hand from tensorrtllm_backend's tags v0.17.0 and
+v0.19.0. Those of 0.20 are v0.19.0's with the names that the branch r25.05 changed. A column names
+the releases of a row if not all have it. `${name}` is a value that the template leaves open.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ GIVEN = repository_parameters(Path("/models")) | {
     "logits_datatype": "TYPE_FP16",
     "encoder_input_features_data_type": "TYPE_BF16",
 }
-# Guided decoding came with v0.19; ours has it in v0.17 too.
+# Upstream has guided decoding since v0.19. Our v0.17 templates have it too.
 GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
 EXTRA_TENSORS = {
     V0_17: {(model, "input", name) for model in (CORE, ENSEMBLE, BLS) for name in GUIDES},
     V0_19: set(),
     V0_20: set(),
 }
-# Parameters that upstream's models have not.
+# Parameters that upstream's models lack.
 OURS = {
     (PREPROCESSING, "trust_remote_code"),
     (POSTPROCESSING, "trust_remote_code"),
@@ -57,7 +57,7 @@ EXTRA_PARAMETERS = {
     V0_19: OURS,
     V0_20: OURS,
 }
-# What the README of both releases gives to fill_template.py for each model.
+# The arguments for fill_template.py in the README of both releases, by model.
 README = {
     ENSEMBLE: "triton_max_batch_size:4,logits_datatype:TYPE_FP32",
     PREPROCESSING: "tokenizer_dir:/hf,triton_max_batch_size:4,preprocessing_instance_count:1",
@@ -125,7 +125,7 @@ def test_parameters_are_those_of_the_release(tmp_path: Path, release: str) -> No
             str(GIVEN.get(hole[1], "")) if hole is not None else row["value"]
         )
     if release != V0_17:
-        # Documented as on by default from v0.19, and said, so that nobody has to know.
+        # Upstream documents true as the default since v0.19. Our templates set it explicitly.
         wanted[CORE, "enable_kv_cache_reuse"] = "true"
     found = {
         (model, key): value.string_value
@@ -141,7 +141,7 @@ def test_parameters_are_those_of_the_release(tmp_path: Path, release: str) -> No
 def test_the_arguments_of_upstreams_readme_fill_a_template(model: str) -> None:
     template = (TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8")
     filled = fill(template, parse_substitutions(README[model]))
-    # What is left open is a string, which means "not set".
+    # Open values stay as strings, which mean "not set".
     left = re.findall(r"(?m)^[^#\n]*[^\"]\$\{\w+\}", filled)
     assert left == []
     config = text_format.Parse(filled, model_config_pb2.ModelConfig())
@@ -219,7 +219,7 @@ def test_the_gpt_repository_has_the_names_of_the_release(tmp_path: Path, release
 
 
 def test_no_more_of_the_executors_statistics_is_read_than_is_wanted() -> None:
-    """The executor of v0.17 may have no times and no draft tokens in them."""
+    """Check statistics of v0.17's executor, which may lack times and draft tokens."""
     module = runpy.run_path(str(TEMPLATES / CORE / "1" / "perf_metrics.py"))
     v0_17 = SimpleNamespace(kv_cache_metrics=KvCacheMetrics(num_reused_blocks=3))
     found = module["perf_tensors"](v0_17, {"output_ids", "kv_cache_reused_blocks"})

@@ -1,4 +1,4 @@
-"""The renderer, judged by what Triton's own protobuf reads from its output."""
+"""The renderer, checked by parsing its output with Triton's protobuf."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_rendering_again_replaces_and_a_subset_needs_only_its_own(tmp_path: Path
         for entry in parameters_of(DEFAULT)
         if entry.mandatory and CORE in entry.models
     }
-    # Without guided decoding, the core model needs no tokenizer.
+    # The core model needs a tokenizer only for guided decoding.
     assert "tokenizer_dir" not in own
     render(tmp_path, own | {"triton_max_batch_size": 4}, models=[CORE])
     render(tmp_path, own, models=[CORE])

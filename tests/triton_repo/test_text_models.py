@@ -1,7 +1,7 @@
-"""The text models of a real tritonserver: ensemble, BLS, preprocessing and postprocessing.
+"""Text models in a real tritonserver: ensemble, BLS, preprocessing and postprocessing.
 
-Those with decoupled mode are of release 0.19. Those without are of 0.17, and their core model finds
-the executor under TensorRT-LLM's import names.
+Decoupled models are of release 0.19. The others are of 0.17, whose core model imports the executor
+under TensorRT-LLM's name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def add_accumulating_bls(folder: Path) -> None:
-    """A second BLS that differs in one parameter, under a name of its own."""
+    """Add a second BLS model that differs in one parameter."""
     values = repository_parameters(folder, accumulate_tokens=True)
     own = {entry.name for entry in parameters_of(V0_19) if BLS in entry.models}
     given = {name: value for name, value in values.items() if name in own}
@@ -123,7 +123,7 @@ def test_accumulate_tokens_refuses_beams_and_stops_the_inner_request(triton: Ser
     assert error_of(triton.ask(inputs, "accumulating_bls")) == (
         "Accumulation of tokens is only implemented for beam width = 1"
     )
-    # To its own end it would take seconds.
+    # Running to its end would take seconds.
     triton.wait_metric(finished + 1, "nv_llm_output_token_len_count")
 
 
@@ -150,7 +150,7 @@ def test_return_perf_metrics_brings_what_it_says(triton: Server, model: str) -> 
     assert data.outputs.keys() == set(outputs)
     found = [data.outputs[name] for name in times]
     assert {(array.dtype.name, array.shape) for array in found} == {("int64", (1, 1))}
-    # One clock for the machine; the executor's has microseconds.
+    # Both use the machine's clock. The executor's has microseconds, hence the margin.
     moments = [before - 1000, *(array.item() for array in found), after]
     assert moments == sorted(moments)
     assert moments[3] < moments[4]
@@ -243,7 +243,7 @@ def test_stop_words_end_the_text_and_bad_words_stay_out(triton: Server) -> None:
     ask["exclude_input_in_output"] = True
     _, stopped = triton.generate("ensemble", **ask | {"stop_words": word})
     _, banned = triton.generate("ensemble", **ask | {"bad_words": word})
-    # A matched stop word is part of the output.
+    # A matched stop word stays in the output.
     assert stopped["text_output"] == word
     assert not banned["text_output"].startswith(word)
 
@@ -352,7 +352,7 @@ def text_query(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.slow
 def test_a_tokenizers_own_code_runs_only_where_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
-    """Both models load a tokenizer whose class is in its folder, and which leaves a file."""
+    """Check both models with a tokenizer class in its folder. Running that code writes a file."""
     folder = tmp_path / "tokenizer"
     shutil.copytree(MODEL, folder)
     ran = tmp_path / "ran"

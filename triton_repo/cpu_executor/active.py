@@ -1,4 +1,4 @@
-"""A fetched request and the responses of its sequences."""
+"""A request that the loop has fetched, and the responses of its sequences."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from triton_repo.cpu_executor.words import StopWords
 class ActiveRequest:
     """A request from its fetch to its final response.
 
-    ``max_tokens`` may be below the requested number, because the engine's ``max_seq_len`` limits
-    prompt plus output.
+    ``max_tokens`` may be below the number that the client requested, because the engine's
+    ``max_seq_len`` limits prompt plus output.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class ActiveRequest:
         self.end_ids = frozenset([self.end_id] if self.end_id >= 0 else [])
         self.beam_width = sampling.beam_width
         self.streaming = request.streaming
-        # Return all tokens of beams: steps may reorder beams, which makes deltas meaningless.
+        # Return all tokens of each beam in every response. A step may reorder the beams, so only
+        # the new tokens would be meaningless.
         self.all_tokens = request.return_all_generated_tokens or self.beam_width > 1
         count = self.beam_width if self.beam_width > 1 else entry.sequences
         self.sequences = [Sequence(i) for i in range(count)]
@@ -77,8 +78,8 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
-        # Key of reusable KV cache blocks: a prompt's keys and values depend on the adapter and the
-        # extra ids, too.
+        # Key of the KV cache blocks that the request may reuse. The adapter and the extra ids are
+        # in the key, because a prompt's keys and values depend on both.
         tuning = request.prompt_tuning_config
         extra_ids = None if tuning is None else tuning.input_token_extra_ids
         self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
@@ -91,14 +92,14 @@ class ActiveRequest:
 
     @property
     def is_ready(self) -> bool:
-        """True if the preparation of the LoRA adapter and of the guide, if any, has ended."""
+        """True if the LoRA adapter and the guide are prepared, or their preparation has failed."""
         return (self.adapter is None or self.adapter.is_ready) and (
             self.guide is None or self.guide.done()
         )
 
     @property
     def is_started(self) -> bool:
-        """True if some sequence has a KV cache."""
+        """True if at least one sequence has a KV cache."""
         return any(s.cache is not None for s in self.sequences)
 
     @property
@@ -120,19 +121,22 @@ class ActiveRequest:
         return [s for s in self.sequences if s.finish is NOT_FINISHED]
 
     def context_slice(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """Return the ids ``[start, end)`` of a sequence's prompt and generated ids."""
+        """Return the token ids ``[start, end)`` of the prompt followed by the sequence's output."""
         length = len(self.prompt)
         if end <= length:
             return self.prompt[start:end]
         return (self.prompt + sequence.tokens)[start:end]
 
     def pause(self) -> None:
-        """Release the KV caches. After a restart, the generated ids run as part of the prompt."""
+        """Release the KV caches.
+
+        After a restart, the generated ids are processed as part of the prompt.
+        """
         for sequence in self.sequences:
             sequence.cache = None
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> list[Response]:
-        """End all running sequences, drop their tokens, and return the last responses."""
+        """End all unfinished sequences, drop their unsent tokens, and return the last responses."""
         for sequence in self.sequences:
             if not sequence.reported_end:
                 sequence.finish = reason
@@ -147,7 +151,10 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Return responses with new output, or one with the error that ends the request."""
+        """Return the responses with new output.
+
+        After a failure, return the error response, once.
+        """
         if self.failure is not None:
             return [] if self.is_done else [self.fail(self.failure)]
         if self.beam_width > 1:
@@ -185,14 +192,14 @@ class ActiveRequest:
     def _is_verifying(self, sequence: Sequence) -> bool:
         """Return True while all generated tokens equal the draft tokens.
 
-        The output is held back until then: TensorRT-LLM accepts all matching draft tokens and the
-        first different token in one step, while a step here generates one token.
+        No output is sent during this time. TensorRT-LLM verifies all draft tokens in one step, and
+        sends the accepted ones in one response. Here each step generates a single token.
         """
         count = len(sequence.tokens)
         return count <= len(self.draft) and sequence.tokens == self.draft[:count]
 
     def _count_accepted(self, sequence: Sequence) -> int:
-        """Return how many draft tokens equal the sequence's first generated tokens."""
+        """Return the number of draft tokens that equal the sequence's first generated tokens."""
         pairs = enumerate(zip(self.draft, sequence.tokens, strict=False))
         shared = min(len(self.draft), len(sequence.tokens))
         return next((i for i, (drafted, chosen) in pairs if drafted != chosen), shared)
@@ -266,7 +273,7 @@ class ActiveRequest:
             context_prefill_position=0 if stage is RequestStage.QUEUED else done,
             num_generated_tokens=count,
             avg_num_decoded_tokens_per_iter=count / max(1, count - self._count_accepted(longest)),
-            # Count ended requests as scheduled, although their caches are released.
+            # Report a finished request as scheduled, although its caches are released.
             scheduled=self.is_started or ended,
             paused=count > 0 and not self.is_started and not ended,
             alloc_total_blocks_per_request=self.blocks.num_total_allocated_blocks,
@@ -277,7 +284,7 @@ class ActiveRequest:
         )
 
     def note_token(self, iteration: int) -> None:
-        """Record time and number of an iteration that generated a token, in the metrics."""
+        """Record in the metrics when, and in which iteration, a token was generated."""
         if self.metrics is None:
             return
         now = timedelta(seconds=time.monotonic())

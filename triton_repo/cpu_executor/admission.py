@@ -1,4 +1,4 @@
-"""Checks on a request when the loop fetches it, and the limit of its output length."""
+"""Validation of a request when the loop fetches it, and the limit of its output length."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from triton_repo.cpu_executor.mailbox import Queued
 from triton_repo.cpu_executor.request import Request
 
 FETCH_ERROR = "Encountered an error when fetching new request: "
-# Prefix of errors that TensorRT-LLM only detects in a step, which ends all active requests. Here
-# only the wrong request ends.
+# Prefix of errors that TensorRT-LLM detects only during a step. In TensorRT-LLM such an error ends
+# all active requests; here it ends only the wrong request.
 STEP_ERROR = "Encountered an error in forwardAsync function: "
 
-# Fields for models or decoding modes that the CPU executor does not have.
+# Fields of a request for models or decoding modes that the CPU executor does not support.
 _UNSUPPORTED = (
     "position_ids",
     "mrope_config",
@@ -42,7 +42,10 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """Limits that follow from the engine and the executor's settings. Lengths are in tokens."""
+    """Limits of a request's size, from the engine and the executor's settings.
+
+    Lengths are in tokens.
+    """
 
     max_input_len: int
     max_seq_len: int
@@ -51,8 +54,8 @@ class AdmissionLimits:
     max_blocks: int
     tokens_per_block: int
     block_reuse: bool = False
-    # True for MAX_UTILIZATION without context chunking. A paused streaming request might then be
-    # unable to resume.
+    # True for the policy MAX_UTILIZATION without context chunking. A streaming request that is
+    # paused might then be unable to resume.
     unchunked_max_utilization: bool = False
 
 
@@ -70,7 +73,7 @@ def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> Ac
     _check_ranges(request, config, limits)
     draft = _draft_tokens(request, config, limits)
     prompt_table = _prompt_table(request, config, limits)
-    # Reserve a step's draft tokens, even for requests without any.
+    # Reserve space for the draft tokens of a step, even if the request has none.
     room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
     active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
     _check_capacity(active, limits)
@@ -119,14 +122,14 @@ def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLi
             "not as expected. Expected last dimension to be same as vocab size: "
             f"{config.vocab_size}."
         )
-    # Check these values here: upstream's constructor accepts them, and its later check refuses
-    # them.
+    # Check top_p_min and no_repeat_ngram_size here: upstream's constructor accepts these values,
+    # and upstream refuses them only when it fetches the request.
     if sampling.top_p_min == 0 or sampling.no_repeat_ngram_size == 0:
         raise refuse("Incorrect sampling config")
 
 
 def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
-    """Return the draft tokens to verify, cut so that prompt and draft fit ``max_input_len``."""
+    """Return the draft tokens to verify, cut to make prompt plus draft fit ``max_input_len``."""
     given = request.external_draft_tokens_config
     if given is None:
         return []
@@ -148,7 +151,7 @@ def _prompt_table(
 ) -> NDArray[np.float32] | None:
     """Return the request's prompt table as float32 ``[rows, hidden]``; None without a table.
 
-    The table has the embeddings of prompt ids from the vocabulary's size on.
+    Row i of the table is the embedding of the prompt id ``vocab_size + i``.
     """
     given = request.prompt_tuning_config
     if given is None:

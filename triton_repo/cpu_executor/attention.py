@@ -1,7 +1,7 @@
 """Grouped-query attention over block caches, for the packed batch of one iteration.
 
-A sequence's result does not depend on the other sequences in the batch: every product covers one
-sequence and one block of keys, and sums over blocks run in the order of the blocks.
+A sequence's result does not depend on the other sequences in the batch. Every matrix product covers
+one sequence and one block of keys. Sums over blocks run in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from triton_repo.cpu_executor.kv_cache import SequenceCache
 
 Array = NDArray[np.float32]
 
-# Number of queries of a prompt in one product. Tiles start at multiples of this size in the prompt:
-# the shapes of the products do not depend on the chunks in which the prompt runs.
+# Number of a prompt's queries in one matrix product. A tile starts at a multiple of this number in
+# the prompt. The shapes of the products are then the same for any division of the prompt into
+# chunks.
 QUERY_TILE = 64
 
 
 @dataclass(kw_only=True)
 class _Span:
-    """Array views for one decode row, covering every layer, made once per iteration."""
+    """Array views for one sequence in a decode step, covering all layers.
+
+    Built once per iteration.
+    """
 
     key_column: Array  # [layers, kv_heads, head_size]
     value_row: Array  # [layers, kv_heads, head_size]
@@ -66,9 +70,9 @@ class DecodeAttention:
             )
 
     def __call__(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """Append key and value ``[rows, kv_heads, head_size]`` to the caches and attend.
+        """Append key and value ``[rows, kv_heads, head_size]`` to the caches; return the attention.
 
-        ``query`` and the result are ``[rows, heads * head_size]``.
+        ``query`` and the returned array are ``[rows, heads * head_size]``.
         """
         scores = self._scores
         for span, q, k, v in zip(self._spans, query.reshape(self._shape), key, value, strict=True):
@@ -89,7 +93,7 @@ class DecodeAttention:
 
 @dataclass
 class _Tile:
-    """Consecutive queries of a prompt chunk, with the mask of the keys they may attend to."""
+    """Consecutive queries of a prompt chunk, with the mask of the keys that each query may use."""
 
     rows: slice
     blocks: int
@@ -106,7 +110,8 @@ class PrefillAttention:
         self.rows = count
         self._cache = cache
         self._shape = (kv_heads, heads // kv_heads, head_size)
-        # For each block that the rows are written to: (block, slots in the block, rows).
+        # For each block to write to: the block's index, the slots in the block, and the chunk's
+        # rows.
         self._writes: list[tuple[int, slice, slice]] = []
         for index in range(start // block, -(-end // block)):
             low, high = max(start, index * block), min(end, (index + 1) * block)
@@ -119,9 +124,9 @@ class PrefillAttention:
             self._tiles.append(_tile(rows, low, high, block))
 
     def __call__(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """Append key and value ``[rows, kv_heads, head_size]`` to the caches and attend.
+        """Append key and value ``[rows, kv_heads, head_size]`` to the caches; return the attention.
 
-        ``query`` and the result are ``[rows, heads * head_size]``.
+        ``query`` and the returned array are ``[rows, heads * head_size]``.
         """
         cache = self._cache
         for index, slots, rows in self._writes:
@@ -151,8 +156,8 @@ class PrefillAttention:
 
 
 def _tile(rows: slice, start: int, end: int, block: int) -> _Tile:
-    # Mask only the blocks from the first query's block on: all earlier keys are visible to all
-    # queries.
+    # Mask only the blocks from the first query's block on. All queries may use the keys of earlier
+    # blocks.
     first, blocks = start // block, -(-end // block)
     slots = np.arange(first * block, blocks * block).reshape(-1, 1, 1, 1, block)
     positions = np.arange(start, end).reshape(1, 1, 1, -1, 1)

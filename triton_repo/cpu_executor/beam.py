@@ -4,12 +4,13 @@ A step follows TensorRT-LLM's beam search layer:
 
 1. Add the log probabilities of the next tokens to the score of each live beam.
 2. Take the best ``2 * beam_width`` continuations.
-3. Move ended continuations among the best ``beam_width`` to the finished beams.
+3. If one of the best ``beam_width`` continuations has ended, move it to the finished beams.
 4. Continue with the best ``beam_width`` continuations that have not ended.
 
 The score of a finished beam is ``cum_log_prob / length^length_penalty``. Once ``beam_width`` beams
 are finished, ``early_stopping`` decides when the search ends. 1: immediately. 0: when no live beam
-is better than the worst finished one. Other values: when no live beam can become better.
+is better than the worst finished beam. Other values: when no live beam can become better than the
+worst finished beam.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class BeamSearch:
         self._finished: list[_Beam] = []
 
     def step(self, live: Seq[Sequence], logits: Array) -> None:
-        """Continue the live beams by one token.
+        """Continue each live beam by one token.
 
-        The first step has a single live beam, from which all others are derived. ``logits`` is
+        In the first step only one beam is live, and all others are derived from it. ``logits`` is
         ``[live, vocab]`` and is modified.
         """
         request = self._request
@@ -83,10 +84,7 @@ class BeamSearch:
             self._move(live, going)
 
     def _candidates(self, live: Seq[Sequence], logits: Array) -> list[tuple[int, int, float]]:
-        """Return the ``2 * width`` best continuations as (beam, token, log probability).
-
-        The best comes first.
-        """
+        """Return the best ``2 * width`` continuations in order: (beam, token, log probability)."""
         log_probs = log_softmax(logits)
         count = min(2 * self._width, logits.shape[1])
         best = np.argsort(-log_probs, axis=1, kind="stable")[:, :count]
@@ -100,7 +98,7 @@ class BeamSearch:
         request = self._request
         beam = _Beam(parent.tokens, parent.log_probs, parent.cum_log_prob, parent.logits, index)
         if token == request.end_id:
-            # Count the end id for the score, but return neither the id nor its log probability.
+            # Include the end id in the score, but return neither the id nor its log probability.
             beam.reason = FinishReason.END_ID
             beam.end_log_prob = log_prob
             return beam
@@ -134,13 +132,13 @@ class BeamSearch:
 
     def _finish(self) -> None:
         ended = self._finished
-        # Repeat the worst beam if there are fewer than ``width``: stop words can end all candidates
-        # before ``width`` beams have finished.
+        # Repeat the worst beam if there are fewer than ``width`` finished beams. Stop words may
+        # have ended all candidates before.
         ended += ended[-1:] * (self._width - len(ended))
         longest = max(len(beam.tokens) for beam in ended)
         for sequence, beam in zip(self._request.sequences, ended, strict=True):
             self._write(sequence, beam)
-            # Pad to equal lengths: model.py makes one array of all beams' log probabilities.
+            # Pad the log probabilities to equal lengths: model.py makes one array of all beams.
             sequence.log_probs = beam.log_probs + [-1.0] * (longest - len(beam.log_probs))
             sequence.finish = beam.reason
             sequence.cache = None
@@ -148,7 +146,7 @@ class BeamSearch:
     def _move(self, live: Seq[Sequence], going: Seq[_Beam]) -> None:
         """Give each continuing beam its parent's KV cache and sampling state.
 
-        The cache is copied for all children of a parent except the first.
+        The first child of a parent gets the cache itself; all other children get a copy.
         """
         parents = [(sequence.cache, sequence.sampling) for sequence in live]
         taken: set[int] = set()

@@ -1,7 +1,7 @@
-"""Shared code of the decoder-only transformers, which turn a packed batch into float32 logits.
+"""Base class of the decoder-only transformers, which compute float32 logits for a packed batch.
 
-``llama`` and ``gpt`` define their layers. This module packs the batch, runs attention over the
-caches and selects the rows whose logits are needed.
+``llama`` and ``gpt`` define the layers of their models. This module packs the batch, runs attention
+over the caches, and selects the rows whose logits are needed.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Array = NDArray[np.float32]
 
 @dataclass
 class Chunk:
-    """Tokens to run for one sequence: one in a decode step, more for a part of a prompt."""
+    """Tokens of one sequence to process: one token in a decode step, several tokens of a prompt."""
 
     cache: SequenceCache
     tokens: Sequence[int]
     logits: int = 1
-    """Number of tokens at the end of the chunk whose logits are needed."""
+    """Number of tokens, counted from the chunk's end, whose logits are needed."""
     adapter: PreparedAdapter | None = None
     prompt_table: Array | None = None
-    """Embeddings ``[n, hidden]`` of token ids from ``vocab_size`` on (p-tuning)."""
+    """Embeddings ``[n, hidden]`` of the token ids ``vocab_size + i`` (p-tuning)."""
 
 
 class PackedBatch:
     """The tokens of all chunks of one iteration, one row per token.
 
-    ``positions``, int64 ``[rows]``, has each token's position in its sequence.
+    ``positions``, int64 ``[rows]``, is the index of each token in its sequence.
     """
 
     def __init__(self, config: CpuEngineConfig, chunks: Sequence[Chunk]) -> None:
-        """Pack the chunks. Chunks of one token must come first."""
+        """Pack the chunks. Chunks with one token must come before all others."""
         heads = config.num_attention_heads
         decoding = [c.cache for c in chunks if len(c.tokens) == 1]
         self._attentions: list[DecodeAttention | PrefillAttention] = []
@@ -65,8 +65,13 @@ class PackedBatch:
         self._mixed: Array = np.empty((len(self._tokens), heads * config.head_size), np.float32)
 
     def embed(self, table: Array) -> Array:
-        """Return the tokens' embeddings ``[rows, hidden]``, from ``table`` or a prompt's table."""
-        # Clip ids: a wrong id must not end the loop, and upstream does not refuse it either.
+        """Return the tokens' embeddings ``[rows, hidden]``.
+
+        Ids from the vocabulary's size on are looked up in the chunk's prompt table, others in
+        ``table``.
+        """
+        # Clip ids to the table: a wrong id must not stop the loop, and upstream does not refuse it
+        # either.
         x = table[np.clip(self._tokens, 0, len(table) - 1)]
         start = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -93,12 +98,15 @@ class PackedBatch:
         return self._mixed
 
     def finish(self) -> None:
-        """Add the batch's tokens to the caches' lengths. Call this after the last layer."""
+        """Increase the length of each cache by the number of its new tokens.
+
+        Call this after the last layer.
+        """
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             chunk.cache.length += count
 
     def select_logit_rows(self, x: Array) -> Array:
-        """Return the rows of ``x`` whose logits the chunks need, in order."""
+        """Return the rows of ``x`` whose logits the chunks need, in the order of the chunks."""
         wanted: list[int] = []
         end = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -116,14 +124,15 @@ class CausalLM(ABC):
     def __init__(self, config: CpuEngineConfig, folder: Path) -> None:
         self.config = config
         self.parameter_bytes = sum(path.stat().st_size for path in files(folder))
-        # Scale of attention scores; the subclass multiplies the query projection by it on loading.
+        # Scale of attention scores. The subclass multiplies the query weights by it when it loads
+        # them.
         self._query_scale = np.float32(1 / math.sqrt(config.head_size))
 
     def forward(self, chunks: Sequence[Chunk]) -> Array:
-        """Run all chunks as one batch and append their keys and values to the caches.
+        """Process all chunks as one batch, and append their keys and values to the caches.
 
-        Returns float32 logits ``[n, vocab]``: the rows that the chunks need, in order. Chunks of
-        one token must come first.
+        Returns float32 logits ``[n, vocab]`` of the rows that the chunks need, in the order of the
+        chunks. Chunks with one token must come before all others.
         """
         batch = PackedBatch(self.config, chunks)
         x = self._layers_of(batch)
@@ -131,9 +140,9 @@ class CausalLM(ABC):
         return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Return [q, k, v] matrices or biases in the layout that the model computes with.
+        """Return the matrices or biases [q, k, v] in the layout that the model computes with.
 
-        None stays None.
+        A missing bias, None, stays None.
         """
         query, key, value = parts
         return [None if query is None else query * self._query_scale, key, value]

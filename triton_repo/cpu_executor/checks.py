@@ -28,14 +28,17 @@ def check(condition: bool, text: str) -> None:
 
 
 def as_int(value: Any) -> int:
-    """Convert an object with ``__index__``, or an array with one, to int. Floats are refused."""
+    """Convert an object with ``__index__``, or an array with one such element, to int.
+
+    Refuse floats.
+    """
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     return operator.index(value)
 
 
 def as_float(value: Any) -> float:
-    """Convert to a float, rounded to float32 because the C++ classes store float32."""
+    """Convert a number to float, rounded to float32 because the C++ classes store float32."""
     if isinstance(value, str | bytes):
         raise TypeError(f"incompatible argument: expected a float, found {value!r}")
     return float(np.float32(value))
@@ -53,7 +56,7 @@ def as_str(value: Any) -> str:
 
 
 def as_ints(value: Iterable[Any]) -> list[int]:
-    """Convert to a list of int32 values, such as token ids."""
+    """Convert an iterable to a list of int32 values, such as token ids."""
     ints = list(map(operator.index, value))
     if ints and (min(ints) < -(2**31) or max(ints) >= 2**31):
         raise TypeError("incompatible argument: expected int32 values")
@@ -61,7 +64,7 @@ def as_ints(value: Iterable[Any]) -> list[int]:
 
 
 def as_words(value: Iterable[Iterable[Any]]) -> list[list[int]]:
-    """Convert to a list of words, each a list of token ids."""
+    """Convert nested iterables to a list of words, each a list of token ids."""
     return [as_ints(word) for word in value]
 
 
@@ -83,7 +86,7 @@ def as_tensor(value: Any) -> NDArray[Any]:
 
 
 def optional(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    """Return a converter like ``convert`` that passes ``None`` through."""
+    """Return a converter that converts like ``convert``, and returns None for None."""
 
     def converter(value: Any) -> T | None:
         return None if value is None else convert(value)
@@ -94,8 +97,8 @@ def optional(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
 class Field(Generic[T]):
     """A read-write property that converts and checks assigned values.
 
-    ``convert`` converts an assigned value. ``test`` returns None for a valid converted value, else
-    the violated condition as text.
+    ``convert`` converts an assigned value. ``test`` checks the converted value: it returns None if
+    the value is valid, else the violated condition as text.
     """
 
     def __init__(

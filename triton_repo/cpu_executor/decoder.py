@@ -1,4 +1,4 @@
-"""Choice of the next tokens from one iteration's logits."""
+"""Choice of the next tokens from the logits of one iteration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 
 class SequenceDecoder:
-    """Chooser of the next token of each sequence, which also ends sequences."""
+    """Chooser of the next token of each sequence. It also ends sequences."""
 
     def __init__(self, vocab_size: int, normalize_log_probs: bool) -> None:
         self._vocab_size = vocab_size
@@ -28,8 +28,8 @@ class SequenceDecoder:
     def prepare(self, request: ActiveRequest) -> None:
         """Create the decoding state of a request's sequences. Call this before its first step.
 
-        Raises ``GuideError`` for a guide that could not be compiled. As in upstream, the error ends
-        the step and all requests in it.
+        Raises ``GuideError`` if the guide could not be compiled. As in upstream, this error ends
+        the step and all requests in the step.
         """
         request.stop_words = StopWords(request.request.stop_words or ())
         for sequence in request.sequences:
@@ -41,7 +41,7 @@ class SequenceDecoder:
             request.beams = BeamSearch(request)
 
     def decode(self, ready: Seq[tuple[ActiveRequest, Sequence]], logits: Array) -> None:
-        """Choose and append one token for each ready sequence. Logits are ``[ready, vocab]``."""
+        """Choose and append one token for each ready sequence. ``logits`` is ``[ready, vocab]``."""
         samples = [i for i, (request, _) in enumerate(ready) if request.beams is None]
         if samples:
             own = logits if len(samples) == len(ready) else logits[samples]
@@ -80,8 +80,8 @@ class SequenceDecoder:
 def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
     """Mask the ids that the guide does not allow.
 
-    The guide overrides banned ids and minimum length, because it is applied after them. If the
-    guide allows only excluded ids, one of these is chosen.
+    The guide is applied after banned ids and minimum length, and takes precedence. If the guide
+    allows only ids that these exclude, one of these ids is chosen.
     """
     assert sequence.guide is not None
     assert sequence.sampling is not None
@@ -103,9 +103,9 @@ def _follow(request: ActiveRequest, sequence: Sequence, token: int) -> None:
 
 
 def accept(request: ActiveRequest, sequence: Sequence, token: int, log_prob: float) -> bool:
-    """Append a chosen token, and end the sequence at a stop word or the length limit.
+    """Append a chosen token. End the sequence at a stop word or at the length limit.
 
-    Return False for an end id, which ends the sequence and is not appended.
+    Return False for an end id: the sequence ends, and the id is not appended.
     """
     if token in request.end_ids:
         sequence.finish = FinishReason.END_ID

@@ -1,8 +1,8 @@
 """Engine folders of the CPU executor: a TensorRT-LLM engine's ``config.json``, and the weights.
 
-``build`` creates an engine folder from a Hugging Face folder of a Llama or GPT-2. ``load_config``
-reads the configuration of an engine folder. A Hugging Face folder also counts as an engine, with
-default limits.
+``build`` creates an engine folder from the Hugging Face folder of a Llama or GPT-2. ``load_config``
+reads the configuration of an engine folder. A Hugging Face folder is also accepted as an engine,
+with default limits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LORA_MODULES: dict[str, tuple[str, ...]] = {LLAMA: LLAMA_LORA_MODULES, GPT: ()}
 
 @dataclass(frozen=True)
 class CpuEngineConfig:
-    """Model sizes and limits of an engine, under TensorRT-LLM's names."""
+    """Model sizes and limits of an engine. The names are those of TensorRT-LLM."""
 
     architecture: str
     dtype: str
@@ -92,10 +92,10 @@ def build(
         hf_dir: the Hugging Face folder of a Llama or GPT-2.
         engine_dir: the folder to write.
         dtype: data type that LoRA tensors must have; the computation is always float32.
-        max_input_len: limit of a prompt; None for ``max_seq_len``.
+        max_input_len: limit of a prompt; None for the value of ``max_seq_len``.
         max_seq_len: limit of prompt plus output; None for the model's context length.
         lora_target_modules: modules that adapters may change; empty for an engine without LoRA.
-        max_prompt_embedding_table_size: rows of the prompt tables of a full batch.
+        max_prompt_embedding_table_size: rows of all prompt tables in a full batch.
 
     Raises ``ValueError`` for a model or an option that the CPU executor cannot run.
     """
@@ -148,7 +148,7 @@ def build(
 def lora_modules(hf_dir: str | Path) -> tuple[str, ...]:
     """Return the modules that adapters may change in an engine built from a Hugging Face folder.
 
-    There are none for a GPT-2.
+    The tuple is empty for a GPT-2.
     """
     hf = read_config(Path(hf_dir)).values
     return _LORA_MODULES[pretrained_config(hf, "float16")["architecture"]]

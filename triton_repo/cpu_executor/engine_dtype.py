@@ -1,4 +1,4 @@
-"""Check and conversion of request tensors in the engine's dtype: LoRA weights, prompt tables."""
+"""Check and conversion of LoRA weights and prompt tables, which have the engine's dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton_repo.cpu_executor.engine import CpuEngineConfig
 _ALLOWED = {
     "float16": ("float16",),
     "float32": ("float32",),
-    # numpy has no bfloat16: accept the bits as uint16 or as two raw bytes.
+    # Accept bfloat16 bits as uint16 or as two raw bytes, because numpy has no bfloat16.
     "bfloat16": ("uint16", "|V2"),
 }
 
@@ -23,7 +23,7 @@ def has_engine_dtype(config: CpuEngineConfig, tensor: NDArray[Any]) -> bool:
 
 
 def to_float32(config: CpuEngineConfig, tensor: NDArray[Any]) -> NDArray[np.float32]:
-    """Convert a tensor in the engine's dtype to float32."""
+    """Convert a tensor from the engine's dtype to float32."""
     if config.dtype == "bfloat16":
         return convert.to_float32(tensor.view(np.uint16), bfloat16=True)
     return tensor.astype(np.float32)

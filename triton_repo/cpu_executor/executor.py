@@ -1,4 +1,4 @@
-"""``Executor`` of ``tensorrt_llm.bindings.executor`` over numpy."""
+"""``Executor`` of ``tensorrt_llm.bindings.executor``, implemented with numpy."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Executor:
     Durations are ``datetime.timedelta`` or float seconds.
 
     In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and accept no
-    requests. As in upstream, they call ``shutdown`` to wait for the leader. Here ``shutdown`` in
-    these ranks blocks until the process is killed, because they do not notice the leader's end.
+    requests. As in upstream, the other ranks call ``shutdown`` to wait for the leader. Here this
+    call blocks until the process is killed, because it cannot detect that the leader has ended.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Executor:
         return self._mailbox.enqueue([request])[0]
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queue all requests, or none if one cannot be queued. Return their ids in order."""
+        """Queue all requests, or none of them if one cannot be queued. Return the ids in order."""
         return self._mailbox.enqueue(requests)
 
     @overload
@@ -91,8 +91,9 @@ class Executor:
         """Wait for responses, and return them.
 
         Args:
-            id: None waits for responses of any request. An id waits for those of one request.
-                Several ids return a list of responses for each. A duration is used as `timeout`.
+            id: None waits for responses of any request, an id for the responses of one request. For
+                several ids, a list of responses per id is returned. A duration is used as
+                `timeout`.
             timeout: the longest wait; None waits without limit.
 
         Return ``[]`` on timeout or shutdown.
@@ -110,7 +111,7 @@ class Executor:
         return self._mailbox.ready_count(id)
 
     def cancel_request(self, id: int) -> None:
-        """End a request after the current step. Ignored for a request that has ended."""
+        """End a request after the current step. A finished request is ignored."""
         self._mailbox.cancel(as_int(id))
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
@@ -118,7 +119,7 @@ class Executor:
         return self._mailbox.drain_stats()
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
-        """Return the requests' statistics of the iterations since the last call.
+        """Return the request statistics of each iteration since the last call.
 
         Only the last ``request_stats_max_iterations`` iterations (default: 0) are stored.
         """

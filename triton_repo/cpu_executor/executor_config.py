@@ -1,6 +1,6 @@
-"""``ExecutorConfig`` and its parts (``tensorrt_llm.bindings.executor``, TensorRT-LLM v0.17).
+"""``ExecutorConfig`` and the classes of its fields (``tensorrt_llm.bindings.executor``, v0.17).
 
-Fields that only matter on a GPU are stored and can be read back, without any effect.
+Fields that matter only on a GPU are stored and can be read back, but have no effect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DynamicBatchConfig:
 
 
 class SchedulerConfig:
-    """Policies for starting requests and for splitting their prompts into chunks."""
+    """Policies that decide when requests start, and how their prompts are split into chunks."""
 
     capacity_scheduler_policy = ReadOnly(CapacitySchedulerPolicy)
     context_chunking_policy = ReadOnly(optional(ContextChunkingPolicy))
@@ -76,7 +76,10 @@ class SchedulerConfig:
 
 
 class KvCacheConfig:
-    """Limits of the KV cache. ``max_tokens`` is the capacity of the complete cache in tokens."""
+    """Limits of the KV cache.
+
+    ``max_tokens`` is the capacity of the cache in tokens, for all sequences.
+    """
 
     enable_block_reuse = Field(as_bool)
     max_tokens = Field(optional(as_int), _positive)
@@ -115,7 +118,7 @@ class KvCacheConfig:
 
 
 class PeftCacheConfig:
-    """Limits of the LoRA caches. ``host_cache_size`` is in bytes; None is 1 GiB."""
+    """Limits of the LoRA caches. ``host_cache_size`` is in bytes; None selects 1 GiB."""
 
     num_host_module_layer = ReadOnly(as_int)
     num_device_module_layer = ReadOnly(as_int)
@@ -231,8 +234,8 @@ class GuidedDecodingConfig:
     """Settings of guided decoding for the model's tokenizer.
 
     ``tokenizer_str`` is the text of ``tokenizer.json``. ``stop_token_ids`` end the output of a
-    guided request, in addition to the request's ``end_id``; None selects the tokenizer's EOS ids.
-    ``encoded_vocab``, the tokens in the order of their ids, is stored without effect.
+    guided request, like the request's ``end_id``; None selects the tokenizer's EOS ids.
+    ``encoded_vocab`` has the tokens in the order of their ids, and has no effect here.
     """
 
     GuidedDecodingBackend = GuidedBackend
@@ -258,8 +261,8 @@ class GuidedDecodingConfig:
 class ExecutorConfig:
     """The settings of an ``Executor``.
 
-    ``scheduler_config`` and ``kv_cache_config`` return the stored objects; the other properties
-    that are objects return copies. Further attributes may be set on an instance.
+    ``scheduler_config`` and ``kv_cache_config`` return the stored objects. Other properties with an
+    object as value return a copy. Further attributes may be set on an instance.
     """
 
     max_beam_width = Field(as_int, _positive)

@@ -1,8 +1,8 @@
 """The GPT-2 model: LayerNorm with bias, learned positions and GELU, in float32.
 
 The formulas are those of transformers' ``GPT2LMHeadModel``, whose linear layers (``Conv1D``) store
-their weights as ``[in, out]``. On loading, the query projection is multiplied by the attention
-scale ``1/sqrt(head_size)``.
+their weights as ``[in, out]``. On loading, the query weights are multiplied by the attention scale
+``1/sqrt(head_size)``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from triton_repo.cpu_executor.weights import load_float32
 
 Array = NDArray[np.float32]
 
-# Prefix of tensor names in GPT2LMHeadModel. Checkpoints of GPT2Model, such as OpenAI's, lack it.
+# Prefix of tensor names in checkpoints of GPT2LMHeadModel. Checkpoints of GPT2Model, such as
+# OpenAI's, have no prefix.
 _PREFIX = "transformer."
 
 
 @dataclass
 class LayerNorm:
-    """Layer ``(x - mean) / sqrt(variance + epsilon) * weight + bias``, per row."""
+    """LayerNorm: ``(x - mean) / sqrt(variance + epsilon) * weight + bias``, per row."""
 
     weight: Array
     bias: Array
@@ -55,7 +56,7 @@ class GptLayer:
 
 
 class Gpt(CausalLM):
-    """A ``GPT2LMHeadModel`` checkpoint."""
+    """The GPT-2 model, loaded from a ``GPT2LMHeadModel`` checkpoint."""
 
     def __init__(self, config: CpuEngineConfig, folder: str | Path) -> None:
         super().__init__(config, Path(folder))
@@ -68,7 +69,7 @@ class Gpt(CausalLM):
         self._embedding = take(tensors, "wte.weight")
         self._positions = take(tensors, "wpe.weight")
         self._norm = self._layer_norm(tensors, "ln_f")
-        # Use the embedding as lm_head if the checkpoint ties them and has no lm_head.
+        # Use the embedding as lm_head if the checkpoint has no separate lm_head (tied weights).
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [
             GptLayer(
@@ -110,7 +111,7 @@ class Gpt(CausalLM):
 
 
 def gelu_new(x: Array) -> Array:
-    """Return GELU in its tanh approximation (Hendrycks and Gimpel 2016), as in GPT-2."""
+    """Return the tanh approximation of GELU (Hendrycks and Gimpel 2016), which GPT-2 uses."""
     inner = x * x
     inner *= x
     inner *= np.float32(0.044715)

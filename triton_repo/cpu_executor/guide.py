@@ -1,4 +1,4 @@
-"""Guided decoding of one sequence: its position in the grammar that the output must follow."""
+"""Guided decoding of one sequence: the state of the grammar that its output must follow."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ if TYPE_CHECKING:
 
 
 class GuideError(Exception):
-    """The guide is not a valid grammar, or no continuation of the output follows the grammar."""
+    """The guide is not a valid grammar, or the grammar allows no next token."""
 
 
 class GuideState:
-    """A sequence's position in a grammar. Masks logits to make the output follow the grammar."""
+    """The grammar state of one sequence, which masks the logits of ids that the grammar forbids."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def fork(self) -> GuideState:
-        """Return an independent copy at the same position."""
+        """Return an independent copy of the state."""
         return GuideState(self._matcher.deep_copy())
 
     def mask(self, logits: NDArray[np.float32], end_ids: Sequence[int]) -> None:
-        """Set the logits of ids that must not come next to -inf, in place, in one row ``[vocab]``.
+        """Set the logits of ids that must not come next to -inf, in place.
 
-        ``end_ids``, which end the sequence, are allowed exactly if the output so far is complete.
-        Raises ``GuideError`` if no id is allowed or a step takes more work than llguidance allows.
+        ``logits`` is ``[vocab]``.
+
+        ``end_ids`` end the sequence. They are allowed if, and only if, the output so far is
+        complete. Raises ``GuideError`` if no id is allowed, or a step takes more work than
+        llguidance allows.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -44,7 +47,7 @@ class GuideState:
         logits[~allowed] = -np.inf
 
     def accept(self, token: int) -> None:
-        """Advance the position by a chosen id, which must not be an end id."""
+        """Advance the state by a chosen id, which must not be an end id."""
         self._matcher.consume_token(token)
         self._check()
 

@@ -1,6 +1,6 @@
 """Guided decoding: compilation of a request's guide to a grammar over the model's vocabulary.
 
-The grammars are llguidance's for every backend that the configuration names. `guides.grammar`
+llguidance compiles the grammars, even if the configuration names another backend. `guides.grammar`
 reproduces the differences between backends. This module is imported only if guided decoding is
 configured.
 """
@@ -29,7 +29,7 @@ _KINDS: dict[GuideKind, Kind] = {
 
 
 class GuideCompiler:
-    """Compiler of guides. Compiles in a single separate thread: a slow guide delays no step."""
+    """Compiler of guides in a single separate thread. A slow guide therefore delays no step."""
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
         tokenizer, stop_ids = config.tokenizer_str, config.stop_token_ids
@@ -46,7 +46,7 @@ class GuideCompiler:
         self._backend: Backend = (
             "llguidance" if config.backend == GuidedBackend.LLGUIDANCE else "xgrammar"
         )
-        # Leave the parser's state out of error messages: clients cannot use it.
+        # Omit the parser's state from error messages: clients cannot use it.
         self._limits = LLParserLimits(verbose_errors=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
 
@@ -65,7 +65,8 @@ class GuideCompiler:
             guide = GuideState(matcher)
             if matcher.is_error():
                 raise GuideError(reason(matcher.get_error()))
-            # Try the first step, to find a grammar that matches nothing before the prompt runs.
+            # Compute the first mask now, before the prompt runs: this detects a grammar that
+            # matches nothing.
             guide.mask(np.zeros(self._vocab_size, np.float32), sorted(self.stop_ids))
         except (GuideError, ValueError, RecursionError) as error:
             raise GuideError(f"Invalid guide of type {kind}: {error}") from error

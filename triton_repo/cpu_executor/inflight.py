@@ -1,4 +1,7 @@
-"""Loop with in-flight batching: an iteration is one forward pass over all requests' tokens."""
+"""Loop with in-flight batching.
+
+An iteration is one forward pass over the tokens of all requests.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ from triton_repo.cpu_executor.scheduler import Scheduler, Work
 from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 
-# Polling interval while all active requests wait for their LoRA weights or guides.
+# Polling interval, in seconds, while every active request waits for its LoRA weights or guide.
 PREPARATION_POLL_SECONDS = 0.002
 
 
 class InflightLoop(RequestLoop):
-    """Loop that runs a model on the requests of a mailbox."""
+    """Loop that runs a model on the requests in a mailbox."""
 
     def __init__(
         self, model: CausalLM, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox
@@ -42,7 +45,8 @@ class InflightLoop(RequestLoop):
         max_tokens = kv_cache.max_tokens or default_max_tokens(
             config, kv_cache.free_gpu_memory_fraction
         )
-        # Reuse blocks only with paged context FMHA, whose kernels upstream's block reuse needs.
+        # Reuse blocks only if the engine has paged context FMHA: upstream's block reuse needs its
+        # kernels.
         reuse = kv_cache.enable_block_reuse and config.use_paged_context_fmha
         self._pool = BlockPool(max(1, max_tokens // size), size, reuse)
         policy = settings.scheduler_config.capacity_scheduler_policy
@@ -68,7 +72,7 @@ class InflightLoop(RequestLoop):
             lora = LoraCache(config, model, settings.peft_cache_config)
         guides = None
         if settings.guided_decoding_config is not None:
-            # Import late: only guided decoding needs llguidance.
+            # Import here: only guided decoding needs llguidance.
             from triton_repo.cpu_executor.guide_compiler import GuideCompiler  # noqa: PLC0415
 
             guides = GuideCompiler(settings.guided_decoding_config, config.vocab_size)
@@ -113,7 +117,7 @@ class InflightLoop(RequestLoop):
         return self._model.parameter_bytes + blocks * block_bytes(self._config)
 
     def _start(self, request: ActiveRequest) -> None:
-        """Give the first sequence a KV cache or, after a pause, all unfinished sequences."""
+        """Give a KV cache to the first sequence or, after a pause, to all unfinished sequences."""
         if request.first_scheduled is None:
             request.schedule()
             self._decoder.prepare(request)
@@ -122,7 +126,7 @@ class InflightLoop(RequestLoop):
             context = request.prompt + sequence.tokens
             sequence.cache = SequenceCache(self._config, len(context) + 1)
             reused = 0
-            # Do not reuse blocks if context logits are requested: reused tokens have no logits.
+            # Do not reuse blocks if the client requests context logits: reused tokens have none.
             if not request.output.return_context_logits:
                 reused = self._pool.load(sequence.cache, context, request.reuse_key)
             self._pool.count(len(context), reused, request.blocks)
@@ -142,8 +146,8 @@ class InflightLoop(RequestLoop):
                 ready += choosing
                 rows += [end - 1] * len(choosing)
         if ready:
-            # Index with a list, which copies: the rows are modified in place, and the samples of a
-            # request share one row.
+            # Index with a list, which copies the rows. The decoder modifies rows in place, and
+            # several samples of a request may have the same row.
             self._decoder.decode(ready, logits[rows])
         for request, sequence in ready:
             request.note_token(self._iteration)
@@ -178,8 +182,8 @@ class InflightLoop(RequestLoop):
     def _split(self, work: Work) -> list[tuple[ActiveRequest, Sequence]]:
         """Return the sequences that choose a token now.
 
-        After a prompt, the other samples of the request get copies of its KV cache, so that the
-        prompt runs only once.
+        After a prompt, all samples of the request but the first get copies of its KV cache. The
+        prompt is therefore processed only once.
         """
         request, first = work.request, work.sequence
         if not work.in_prompt or request.beams is not None:

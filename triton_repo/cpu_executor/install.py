@@ -96,7 +96,7 @@ _FILLERS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install(folder: Path) -> list[Path]:
-    """Write the packages into `folder`, which is created if needed. Return the packages' paths.
+    """Write the packages into `folder`, and return their paths. The folder is created if missing.
 
     Raises FileExistsError if TensorRT-LLM is installed for this Python.
     """
@@ -117,7 +117,7 @@ def install(folder: Path) -> list[Path]:
 
 def _module(name: str, **attributes: Any) -> ModuleType:
     module = ModuleType(name)
-    # Mark the module as a package: "import a.b.c" then accepts it as a parent.
+    # Mark the module as a package, because "import a.b.c" requires packages as parents.
     module.__path__ = []
     vars(module).update(attributes)
     sys.modules[name] = module
@@ -125,7 +125,7 @@ def _module(name: str, **attributes: Any) -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 1 if nothing was written, else 0."""
+    """Run the command line. Return the exit code: 1 if nothing was written, else 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

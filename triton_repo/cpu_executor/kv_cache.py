@@ -1,4 +1,4 @@
-"""The KV cache: the blocks of each sequence, the limit of all blocks, and reuse between prompts."""
+"""The KV cache: the blocks of each sequence, the limit on all blocks, and reuse across prompts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ DEFAULT_PRIORITY = 35
 
 
 def block_bytes(config: CpuEngineConfig) -> int:
-    """Return the size of one block in bytes: float32 keys and values of all layers."""
+    """Return the size of one block in bytes.
+
+    A block has the float32 keys and values of all layers.
+    """
     per_token = config.num_hidden_layers * config.num_key_value_heads * config.head_size
     return 2 * 4 * config.tokens_per_block * per_token
 
 
 def default_max_tokens(config: CpuEngineConfig, memory_fraction: float | None) -> int:
-    """Return the default capacity of the cache in tokens: a full batch, limited by the memory.
+    """Return the default capacity of the cache in tokens.
 
-    ``memory_fraction`` is the part of the machine's memory that the cache may fill; None is 0.9.
+    The capacity is that of a full batch, or less if the memory is small. ``memory_fraction`` is the
+    fraction of the machine's memory that the cache may fill; None is 0.9.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fraction = 0.9 if memory_fraction is None else memory_fraction
@@ -44,14 +48,14 @@ class SequenceCache:
     """Keys and values of one sequence for all layers, float32.
 
     Attributes:
-        keys: ``[blocks, layers, kv_heads, head_size, tokens_per_block]``; transposed, because
-            attention multiplies queries by them.
+        keys: ``[blocks, layers, kv_heads, head_size, tokens_per_block]``. Tokens are the last axis,
+            because attention multiplies queries by the keys.
         values: ``[blocks, layers, kv_heads, tokens_per_block, head_size]``.
-        length: number of stored tokens; the slots of later tokens are zero.
+        length: number of stored tokens. The slots after them contain zeros.
     """
 
     def __init__(self, config: CpuEngineConfig, tokens: int) -> None:
-        """Allocate space for ``tokens`` tokens. ``reserve`` can extend the space."""
+        """Allocate space for ``tokens`` tokens. ``reserve`` can extend it."""
         size = config.tokens_per_block
         shape = (-(-tokens // size), config.num_hidden_layers, config.num_key_value_heads)
         self.tokens_per_block = size
@@ -60,7 +64,7 @@ class SequenceCache:
         self.values: Array = np.zeros((*shape, size, config.head_size), np.float32)
 
     def reserve(self, tokens: int) -> None:
-        """Extend the space to at least ``tokens`` tokens, including the stored ones."""
+        """Extend the space to at least ``tokens`` tokens, including the stored tokens."""
         blocks = len(self.keys)
         if tokens > blocks * self.tokens_per_block:
             more = max(-(-tokens // self.tokens_per_block), 2 * blocks)
@@ -68,7 +72,7 @@ class SequenceCache:
             self.values = _grown(self.values, more)
 
     def fork(self) -> SequenceCache:
-        """Return a copy that grows independently."""
+        """Return an independent copy."""
         twin = object.__new__(SequenceCache)
         twin.tokens_per_block = self.tokens_per_block
         twin.length = self.length
@@ -92,15 +96,15 @@ class _Stored:
 
 
 class BlockPool:
-    """The limit of KV cache blocks, and the stored blocks that later prompts may reuse.
+    """The limit on KV cache blocks, and the stored blocks that later prompts may reuse.
 
-    Blocks may be stored as long as running requests do not need the capacity. Blocks of the lowest
+    Stored blocks only use the capacity that running requests do not need. Blocks of the lowest
     priority are evicted first, and among these the least recently used. A block's name is a digest
     of the request's key and of all tokens up to the block's end, because the block's keys and
     values depend on all of them.
 
-    Stored blocks are in two arrays, which have the size of the limit and are never freed.
-    Allocating blocks one by one would fragment the process' memory.
+    Stored blocks are in two arrays for ``max_blocks`` blocks, which are never freed. Allocating
+    blocks one by one would fragment the process' memory.
     """
 
     def __init__(self, max_blocks: int, tokens_per_block: int, reuse: bool) -> None:
@@ -111,10 +115,11 @@ class BlockPool:
         self._totals = KvCacheMetrics()
         self._stored: dict[bytes, _Stored] = {}
         # Arrays ``[max_blocks, ...]``, allocated when the first block is stored. The kernel assigns
-        # memory only to blocks that were written.
+        # memory only to blocks that have been written.
         self._keys: Array | None = None
         self._values: Array | None = None
-        # Free slots, taken from the end: slots that were used before are taken first.
+        # Indices of free blocks in the arrays. The last index is taken first, so indices that were
+        # used before are used again before new ones.
         self._free = list(range(max_blocks - 1, -1, -1))
         self._by_priority: dict[int, OrderedDict[bytes, None]] = {}
         self._expiries: list[tuple[float, bytes]] = []
@@ -127,15 +132,18 @@ class BlockPool:
         return len(self._stored)
 
     def use(self, blocks: int) -> None:
-        """Set the number of blocks that running requests use, and evict stored blocks to fit."""
+        """Set the number of blocks that running requests use.
+
+        Evict stored blocks that no longer fit.
+        """
         self.used = blocks
         self._evict_to(max(0, self.max_blocks - blocks))
 
     def load(self, cache: SequenceCache, tokens: Sequence[int], key: object) -> int:
-        """Copy stored blocks of a prompt into an empty cache. Return the number of copied blocks.
+        """Copy a prompt's stored blocks into an empty cache. Return the number of copied blocks.
 
-        The block with the last prompt token is never copied, because that token's logits are
-        needed.
+        The block with the last prompt token is never copied: that token must be processed, because
+        its logits are needed.
         """
         reused = 0
         if self._keys is not None and self._values is not None:
@@ -152,7 +160,7 @@ class BlockPool:
         return reused
 
     def count(self, prompt_tokens: int, reused: int, metrics: KvCacheMetrics) -> None:
-        """Add a prompt's new and reused blocks to the pool's totals and the request's metrics."""
+        """Add a prompt's new and reused blocks to the totals of the pool and to ``metrics``."""
         total = self.blocks(prompt_tokens)
         for target in (self._totals, metrics):
             target.num_total_allocated_blocks += total
@@ -170,12 +178,13 @@ class BlockPool:
         prompt_tokens: int,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
-        """Store a sequence's full blocks for reuse, as many as running requests leave free."""
+        """Store a sequence's full blocks for reuse, as far as running requests leave capacity."""
         if not self.reuse:
             return
         full = min(len(tokens), cache.length) // self.tokens_per_block
         names = self.names(tokens[: full * self.tokens_per_block], key)
-        # Touch the first block last: the sequence's last blocks are then evicted first.
+        # Mark the blocks as used in reverse order: the sequence's last blocks are then evicted
+        # first.
         for name in reversed(names):
             if name in self._stored:
                 self._touch(name)
@@ -198,7 +207,7 @@ class BlockPool:
             self._touch(names[i])
 
     def names(self, tokens: Sequence[int], key: object) -> list[bytes]:
-        """Return the name of each block of ``tokens``; ``key`` is ``ActiveRequest.reuse_key``."""
+        """Return the names of the blocks of ``tokens``; ``key`` is ``ActiveRequest.reuse_key``."""
         digest = hashlib.blake2b(repr(key).encode(), digest_size=16)
         names = []
         for start in range(0, len(tokens), self.tokens_per_block):
@@ -237,7 +246,7 @@ class BlockPool:
 
     def _expire(self, when: float, name: bytes) -> None:
         block = self._stored.get(name)
-        # Ignore an expiry of an earlier copy: the block may have been evicted and stored again.
+        # Ignore the expiry if it belongs to an earlier copy of the block, which was evicted since.
         if block is not None and block.expires == when:
             del self._by_priority[block.priority][name]
             block.priority = DEFAULT_PRIORITY
@@ -248,7 +257,7 @@ class BlockPool:
 def _retention(
     config: KvCacheRetentionConfig | None, first_token: int, generated: bool
 ) -> tuple[int, float | None]:
-    """Return a block's priority, and how long the priority lasts in seconds (None: unlimited)."""
+    """Return a block's priority, and the priority's duration in seconds (None: unlimited)."""
     if config is None:
         return DEFAULT_PRIORITY, None
     if generated:

@@ -1,10 +1,11 @@
-"""A linear layer whose result for a row does not depend on the other rows of the batch.
+"""Linear layer whose result for a row does not depend on the other rows of the batch.
 
 A plain ``x @ w`` may round a row differently if the number of rows changes, because BLAS then uses
-other kernels. A request's greedy output could change with the rest of its batch. Here each row is a
-separate matrix-vector product. A single row, the usual step of tests and demo, takes an eighth of
-the time of a product of few rows. Hundreds of rows take as long as one large product: reading the
-weights dominates, and they stay in the processor's caches.
+other kernels. The greedy output of a request could then depend on the other requests in the batch.
+Here each row is a separate matrix-vector product. A product with a single row, as in most steps of
+tests and demo, takes an eighth of the time of a product with few rows. Hundreds of rows take as
+long as one large product: the time is spent on reading the weights, which stay in the processor's
+caches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Linear:
         self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> None:
         self.out_size, self.in_size = weight.shape
-        # Store [in, out]: a product with the demo's weights then takes 0.6 of the time (AMD EPYC).
+        # Store the transpose [in, out]: a product with the demo's weights then takes 0.6 of the
+        # time (AMD EPYC).
         self._weight = np.ascontiguousarray(weight.T)
         self._bias = bias
 

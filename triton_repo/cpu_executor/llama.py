@@ -1,9 +1,9 @@
 """The Llama model: RMSNorm, RoPE, GQA attention and SwiGLU, in float32.
 
 The formulas are those of transformers' ``LlamaForCausalLM``. Two changes are made to the weights on
-loading. The query projection is multiplied by the attention scale ``1/sqrt(head_size)``. The rows
-of query and key are permuted to make the two elements of a rotary pair adjacent: RoPE is then one
-complex product.
+loading. The query weights are multiplied by the attention scale ``1/sqrt(head_size)``. The rows of
+query and key weights are permuted to make the two elements of a rotary pair adjacent. RoPE is then
+one complex product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LlamaLayer:
 
 
 class Llama(CausalLM):
-    """A ``LlamaForCausalLM`` checkpoint."""
+    """The Llama model, loaded from a ``LlamaForCausalLM`` checkpoint."""
 
     def __init__(self, config: CpuEngineConfig, folder: str | Path) -> None:
         super().__init__(config, Path(folder))
@@ -43,7 +43,7 @@ class Llama(CausalLM):
         self._rotary_order = rotary_order(config)
         self._embedding = take(tensors, "model.embed_tokens.weight")
         self._norm = take(tensors, "model.norm.weight")
-        # Use the embedding as lm_head if the checkpoint ties them and has no lm_head.
+        # Use the embedding as lm_head if the checkpoint has no separate lm_head (tied weights).
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [self._layer(tensors, i) for i in range(config.num_hidden_layers)]
         self._rotations = rotations(config)
@@ -87,8 +87,8 @@ class Llama(CausalLM):
             value,
         ]
 
-    # Ignore overflow in swiglu: for very negative gates exp is inf, and x / inf is 0, as it should
-    # be.
+    # Ignore overflow in swiglu. For very negative gates exp is inf, and x / inf is 0, which is the
+    # correct result.
     @np.errstate(over="ignore")
     def _layers_of(self, batch: PackedBatch) -> Array:
         config = self.config
@@ -136,7 +136,7 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
 
 
 def swiglu(gate_up: Array) -> Array:
-    """Return ``silu(gate) * up`` for ``[rows, 2 * intermediate]``."""
+    """Return ``silu(gate) * up``; ``gate_up`` is ``[rows, 2 * intermediate]``, gate first."""
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
     out: Array = np.negative(gate)
@@ -148,7 +148,7 @@ def swiglu(gate_up: Array) -> Array:
 
 
 def rotary_order(config: CpuEngineConfig) -> NDArray[np.int64]:
-    """Return the order of a head's rows that makes rows i and i + head_size / 2 adjacent."""
+    """Return the row order for one head that makes the rows i and i + head_size / 2 adjacent."""
     half = config.head_size // 2
     return np.arange(config.head_size).reshape(2, half).T.reshape(-1)
 
@@ -156,9 +156,9 @@ def rotary_order(config: CpuEngineConfig) -> NDArray[np.int64]:
 def rotations(config: CpuEngineConfig) -> NDArray[np.complex64]:
     """Return the rotations of RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
 
-    Frequencies are those of transformers, with the scaling ``default`` (none), ``linear`` (all are
-    divided by ``factor``) or ``llama3`` (frequencies of long wavelengths are divided by ``factor``,
-    those of medium wavelengths partly).
+    Frequencies are the same as in transformers. The scaling is ``default`` (none), ``linear`` (all
+    frequencies are divided by ``factor``) or ``llama3`` (frequencies of long wavelengths are
+    divided by ``factor``, frequencies of medium wavelengths by less).
     """
     size = config.head_size
     frequency = config.rotary_base ** -(np.arange(0, size, 2, dtype=np.float64) / size)

@@ -1,8 +1,10 @@
-"""The loop thread, which runs requests from their fetch to their end, for any engine.
+"""The loop thread, which runs requests from their fetch to their end.
 
-Each iteration ends cancelled requests, fetches new ones, advances all active ones by one step, and
-publishes responses and statistics. New requests can therefore start in every iteration, and
-finished ones free their slots at once.
+It is the same for all engines.
+
+Each iteration ends cancelled requests, fetches new requests, advances all active requests by one
+step, and publishes responses and statistics. New requests can therefore start in every iteration,
+and the slots of finished requests are free at once.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IterationProgress:
-    """Numbers of requests and tokens that one iteration ran."""
+    """Numbers of requests and tokens in one iteration."""
 
     scheduled: int = 0
     context_requests: int = 0
@@ -55,7 +57,10 @@ class IterationProgress:
 
 
 class RequestLoop(ABC):
-    """Base class of the loops, which run until the mailbox is closed and all requests ended."""
+    """Base class of the loops.
+
+    A loop runs until the mailbox is closed and all requests have ended.
+    """
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class RequestLoop(ABC):
 
     @abstractmethod
     def _pause(self) -> None:
-        """Wait for a short time. Called when no active request could run."""
+        """Sleep briefly. Called if no active request could run."""
 
     @abstractmethod
     def _kv_cache_stats(self) -> KvCacheStats: ...
@@ -98,7 +103,7 @@ class RequestLoop(ABC):
             while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
                 self._run_iteration()
         finally:
-            # Wake all callers, even after an error: they must not wait forever.
+            # Wake all callers, even after an error in the loop: they would otherwise wait forever.
             self._mailbox.finish()
             if self._lora is not None:
                 self._lora.close()
@@ -116,7 +121,7 @@ class RequestLoop(ABC):
             progress = self._advance()
             responses += [x for r in self._active for x in r.responses()]
         except Exception as error:
-            # Fail all active requests, as upstream does after an error in a step.
+            # Fail all active requests after an error in a step, as upstream does.
             log.exception("error in a step with %d active requests", len(self._active))
             text = f"Encountered an error in forwardAsync function: {error}"
             responses += [r.fail(text) for r in self._active if not r.is_done]
@@ -136,7 +141,7 @@ class RequestLoop(ABC):
         else:
             self._mailbox.publish(responses)
         if not self._active:
-            # Publish one more record with zeroed batch numbers, to reset the gauges to 0.
+            # Publish another record, with zeros for the batch: the metrics then return to 0.
             self._mailbox.publish([], self._complete_stats(IterationStats(), IterationProgress()))
         elif progress is None:
             self._pause()
@@ -160,8 +165,8 @@ class RequestLoop(ABC):
             nonlocal free, beam_width
             width = entry.request.sampling_config.beam_width
             if entry.sequences > self._limits.max_batch_size:
-                return True  # fetch a request that can never fit; `admit` refuses it
-            # Let requests of another beam width wait until the running batch is empty.
+                return True  # fetch a request that can never fit, because `admit` refuses it
+            # Fetch no request of another beam width until the running batch is empty.
             if entry.sequences > free or beam_width not in (None, width):
                 return False
             free -= entry.sequences
@@ -179,7 +184,7 @@ class RequestLoop(ABC):
             except RefusedError as error:
                 refused.append(Response(entry.id, str(error), entry.request.client_id))
             except Exception as error:
-                # Refuse only this request: its error must not end the loop for the others.
+                # Refuse only this request: its error must not stop the loop.
                 log.exception("error when fetching request %d", entry.id)
                 text = f"{FETCH_ERROR}{error}"
                 refused.append(Response(entry.id, text, entry.request.client_id))
@@ -188,7 +193,7 @@ class RequestLoop(ABC):
     def _activate(self, entry: Queued) -> ActiveRequest:
         request = admit(entry, self._config, self._limits)
         if self._static and request.streaming:
-            # Send one complete answer, without the prompt, as upstream's static batching does.
+            # Send one complete answer without the prompt, as upstream does for static batching.
             request.streaming = False
             request.output.exclude_input_from_output = True
         guide = entry.request.guided_decoding_params
@@ -212,7 +217,10 @@ class RequestLoop(ABC):
         return request
 
     def _refuse_unprepared(self) -> list[Response]:
-        """End the requests whose LoRA adapter could not be prepared. Return error responses."""
+        """End the requests whose LoRA adapter could not be prepared.
+
+        Return their error responses.
+        """
         refused = []
         for request in self._active:
             if request.is_done or request.is_started or not request.is_ready:

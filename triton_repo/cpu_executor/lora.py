@@ -1,4 +1,4 @@
-"""LoRA adapters: checks of TensorRT-LLM's tensors, the host cache, and batches of adapters."""
+"""LoRA adapters: checks of the tensors in requests, the host cache, and use in batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triton_repo.cpu_executor.request_config import LoraConfig
 Array = NDArray[np.float32]
 GIB = 1 << 30
 
-# Names by TensorRT-LLM's id of the modules that adapters may change in a Llama engine.
+# Names of the modules that adapters may change in a Llama engine, by TensorRT-LLM's module id.
 MODULE_NAMES = {
     1: "attn_q",
     2: "attn_k",
@@ -31,8 +31,8 @@ MODULE_NAMES = {
     6: "mlp_4h_to_h",
     7: "mlp_gate",
 }
-# By fused projection of the model: the ids of the modules that it joins, in order. For a Llama,
-# TensorRT-LLM calls the checkpoint's gate_proj mlp_h_to_4h and its up_proj mlp_gate.
+# Ids of the modules that each fused projection of the model joins, in order. For a Llama,
+# TensorRT-LLM calls the checkpoint's gate_proj mlp_h_to_4h, and its up_proj mlp_gate.
 PROJECTIONS = {
     "qkv": (1, 2, 3),
     "output": (4,),
@@ -44,7 +44,7 @@ PROJECTIONS = {
 class LoraError(Exception):
     """The adapter of a request cannot be used.
 
-    If ``bare`` is True, the message is reported to the client without `FETCH_ERROR` in front.
+    If ``bare`` is True, the client receives the message without the prefix `FETCH_ERROR`.
     """
 
     def __init__(self, text: str, *, bare: bool = False) -> None:
@@ -53,7 +53,7 @@ class LoraError(Exception):
 
 
 class Foldable(Protocol):
-    """A model whose projections adapters can be added to."""
+    """A model that LoRA adapters can be applied to."""
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]: ...
 
@@ -62,14 +62,14 @@ class Foldable(Protocol):
 class PreparedAdapter:
     """An adapter in the model's layout.
 
-    ``factors`` has, by (layer, projection), the two low-rank matrices (A, B).
+    ``factors`` has the two low-rank matrices (A, B) by (layer, projection).
     """
 
     factors: dict[tuple[int, str], tuple[Linear, Linear]]
 
 
 def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
-    """Return the input and output size of a module, by TensorRT-LLM's module id."""
+    """Return the input and output size of a module; ``module`` is TensorRT-LLM's id."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_size
     key = config.num_key_value_heads * config.head_size
@@ -85,14 +85,14 @@ def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
 
 
 def element_count(config: CpuEngineConfig, module: int, rank: int) -> int:
-    """Return the number of values of an adapter's module in one layer; padding may follow them."""
+    """Return the number of an adapter's values for one module in one layer, without padding."""
     return rank * sum(module_sizes(config, module))
 
 
 def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any]) -> None:
-    """Raise ``LoraError``, with TensorRT-LLM's message, if the tensors do not fit the engine.
+    """Raise ``LoraError``, with TensorRT-LLM's message, if an adapter does not fit the engine.
 
-    ``weights`` and ``rows`` are the tensors of ``LoraConfig``.
+    ``weights`` and ``rows`` are ``LoraConfig.weights`` and ``LoraConfig.config``.
     """
 
     def expect(condition: bool, text: str) -> None:
@@ -129,7 +129,7 @@ def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any])
 def prepare(
     config: CpuEngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
 ) -> PreparedAdapter:
-    """Return the adapter of validated tensors, in the layout of the model's fused projections."""
+    """Return the adapter of validated tensors, converted to the model's fused projections."""
     if model is None:
         return PreparedAdapter({})
     parts: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -158,9 +158,10 @@ def _fuse(
     modules: Sequence[int],
     parts: Sequence[tuple[Array, Array] | None],
 ) -> tuple[Linear, Linear]:
-    """Return A and B of a fused projection: the A matrices stacked, the B matrices block diagonal.
+    """Return the matrices (A, B) of a fused projection.
 
-    A part is None if the adapter does not change that module.
+    A has the A matrices of all modules stacked; B has the B matrices block-diagonally. An entry of
+    ``parts`` is None if the adapter does not change that module.
     """
     ranks = [0 if part is None else len(part[0]) for part in parts]
     ups = [
@@ -178,9 +179,10 @@ def _fuse(
 
 
 class CachedAdapter:
-    """An adapter in the cache. ``size`` is in bytes.
+    """A cached adapter. ``size`` is in bytes.
 
-    ``in_flight`` is the number of active requests with the adapter; above 0 it is not evicted.
+    ``in_flight`` is the number of active requests with the adapter. Above 0, the adapter is not
+    evicted.
     """
 
     def __init__(self, task_id: int, size: int, adapter: Future[PreparedAdapter]) -> None:
@@ -195,21 +197,27 @@ class CachedAdapter:
 
     @property
     def error(self) -> BaseException | None:
-        """The exception that the preparation raised, or None. Blocks until the adapter is ready."""
+        """The exception that the preparation raised, or None.
+
+        Blocks until the preparation has ended.
+        """
         return self._adapter.exception()
 
     @property
     def adapter(self) -> PreparedAdapter:
-        """The prepared adapter. Blocks until it is ready; raises the preparation's exception."""
+        """The prepared adapter.
+
+        Blocks until the preparation has ended, and raises its exception.
+        """
         return self._adapter.result()
 
 
 class LoraCache:
     """The host cache of adapters by task id, with a limit in bytes. Not thread-safe.
 
-    The size of an adapter is the size of its values in the engine's dtype, without padding. Weights
-    that are sent with a cached id are ignored, as in upstream. Weights are prepared in a separate
-    thread: a large adapter does not delay other requests.
+    The size of an adapter is the size of its values in the engine's dtype, without padding. If a
+    request sends weights for a cached id, they are ignored, as in upstream. A separate thread
+    prepares weights, so a large adapter does not delay other requests.
     """
 
     def __init__(
@@ -217,7 +225,7 @@ class LoraCache:
     ) -> None:
         """Create the cache.
 
-        The model is None for the synthetic engine, which stores adapters without effect. Raises
+        The model is None for the synthetic engine, where adapters have no effect. Raises
         ``RuntimeError`` if the limit is too small for one adapter of the largest size.
         """
         self._config = config
@@ -244,11 +252,11 @@ class LoraCache:
 
     @property
     def task_ids(self) -> list[int]:
-        """Task ids of the cached adapters, least recently used first."""
+        """Task ids of the cached adapters, least recently used adapter first."""
         return list(self._cached)
 
     def acquire(self, lora: LoraConfig) -> CachedAdapter:
-        """Return the adapter of a request, after adding it to the cache if needed.
+        """Return the adapter of a request. It is added to the cache if it is not there yet.
 
         The caller must call ``release`` when the request has ended. Raises ``LoraError``.
         """
@@ -304,7 +312,7 @@ class LoraCache:
 
 
 class LoraBatch:
-    """The adapters of one packed batch, each with the batch's rows that use it."""
+    """The adapters of one packed batch. Each has the row numbers of the tokens that use it."""
 
     def __init__(self, rows: Sequence[tuple[PreparedAdapter, NDArray[np.int64]]]) -> None:
         self._groups = rows

@@ -1,7 +1,8 @@
 """Queues between the callers of an ``Executor`` and its loop thread. Thread-safe.
 
-Callers enqueue and cancel requests, and wait for responses. The loop fetches requests and publishes
-responses and statistics. The lock is only held for short list operations, never during a step.
+Callers enqueue and cancel requests, and wait for responses. The loop fetches requests, and
+publishes responses and statistics. The lock is held only for short list operations, never during a
+step.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class Queued:
 
 
 def sequence_count(request: Request) -> int:
-    """Return the number of a request's independent samples; 1 for a beam search."""
+    """Return the number of independent samples that a request asks for; 1 for a beam search."""
     config = request.sampling_config
     return 1 if config.beam_width > 1 else config.num_return_sequences or 1
 
 
 class Mailbox:
-    """The queue of requests, and the responses and statistics that callers have not taken yet."""
+    """The queue of requests, and the responses and statistics that no caller has taken yet."""
 
     def __init__(
         self, max_queue_size: int | None, max_iterations: int, max_request_iterations: int = 0
@@ -51,8 +52,8 @@ class Mailbox:
         self._queued_sequences = 0
         self._order = itertools.count()
         self._next_id = 1
-        # `_running`: ids of requests whose final response is not published yet. `_live`: ids of
-        # requests whose final response is not taken yet.
+        # Ids of unfinished requests. An id leaves `_running` when the final response is published,
+        # and `_live` when a caller takes the final response.
         self._running: set[int] = set()
         self._live: set[int] = set()
         self._cancelled: set[int] = set()
@@ -66,7 +67,7 @@ class Mailbox:
     # Called by users of the executor.
 
     def enqueue(self, requests: Sequence[Request]) -> list[int]:
-        """Queue the requests and return their ids. Queue none of them if they do not all fit.
+        """Queue the requests and return their ids. If not all fit, queue none of them.
 
         Raises ``RuntimeError`` if the queue is full or closed.
         """
@@ -92,14 +93,14 @@ class Mailbox:
         return ids
 
     def cancel(self, request_id: int) -> None:
-        """Ask the loop to end a request. Ignored for a finished or unknown request."""
+        """Ask the loop to end a request. A finished or unknown request is ignored."""
         with self._work:
             self._check_open()
             if request_id in self._running:
                 self._cancelled.add(request_id)
 
     def take_all(self, timeout: float | None) -> list[Response]:
-        """Wait for responses and return all that are ready; ``[]`` on timeout or shutdown.
+        """Wait for responses, and return all that are ready; ``[]`` on timeout or shutdown.
 
         ``timeout`` is in seconds; None waits without limit.
         """
@@ -130,7 +131,7 @@ class Mailbox:
             return responses
 
     def take_each(self, ids: Iterable[int], timeout: float | None) -> list[list[Response]]:
-        """Return the result of ``take`` for each id. ``timeout`` limits the total wait."""
+        """Call ``take`` for each id, and return the results. ``timeout`` limits the total wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         taken = []
         for request_id in ids:
@@ -164,7 +165,7 @@ class Mailbox:
         return not self._closing
 
     def close(self) -> None:
-        """Refuse new requests. The loop ends once all accepted requests have ended."""
+        """Refuse new requests. The loop ends after all accepted requests have ended."""
         with self._work:
             self._closing = True
             self._work.notify()
@@ -186,7 +187,7 @@ class Mailbox:
             return bool(self._queue) or not self._closing
 
     def fetch(self, admits: Callable[[Queued], bool]) -> list[Queued]:
-        """Remove and return queued requests by priority, up to the first that is not admitted."""
+        """Remove and return queued requests by priority. Stop at the first that is not admitted."""
         taken = []
         with self._work:
             while self._queue and admits(self._queue[0][2]):
@@ -201,7 +202,7 @@ class Mailbox:
 
     @property
     def pending_cancels(self) -> set[int]:
-        """Ids of requests to cancel. Only for the loop, which must not store the set."""
+        """Ids of requests to cancel. Only the loop may use the set, and must not store it."""
         return self._cancelled
 
     def publish(
@@ -210,7 +211,7 @@ class Mailbox:
         stats: IterationStats | None = None,
         requests: RequestStatsPerIteration | None = None,
     ) -> None:
-        """Make responses, in order, and the step's statistics available to the callers."""
+        """Publish responses, in order, and the statistics of a step to the callers."""
         with self._news:
             for response in responses:
                 self._ready.setdefault(response.request_id, []).append(response)
@@ -225,7 +226,7 @@ class Mailbox:
                 self._news.notify_all()
 
     def finish(self) -> None:
-        """Close the mailbox and wake all waiting callers, after the loop has ended."""
+        """Close the mailbox and wake all waiting callers. Called after the loop has ended."""
         with self._news:
             self._closing = self._closed = True
             self._news.notify_all()

@@ -1,6 +1,6 @@
 """Translation of a Hugging Face ``config.json`` to TensorRT-LLM's ``pretrained_config``.
 
-Settings that the CPU executor does not implement raise an error with their name.
+A setting that the CPU executor does not implement raises an error that names it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ GPT = "GPTForCausalLM"
 
 
 def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Return the part of an engine's ``config.json`` that describes the model.
+    """Return the section of an engine's ``config.json`` that describes the model.
 
-    ``least_iteration_ms`` in ``hf`` is specific to this executor: the minimum duration of an
-    iteration in milliseconds. Faster iterations sleep for the rest, which leaves the CPU to other
-    processes, as a GPU does. Statistics report the working time.
+    ``least_iteration_ms`` in ``hf`` exists only in this executor: the minimum duration of an
+    iteration in milliseconds. A faster iteration sleeps for the remaining time. Like a GPU, this
+    leaves the CPU to other processes. Statistics report the time without the sleep.
 
     Args:
         hf: contents of the Hugging Face ``config.json``.
@@ -43,7 +43,8 @@ def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def _llama(hf: Mapping[str, Any]) -> dict[str, Any]:
     _require(hf, hidden_act="silu")
-    # Read both formats: transformers 5 stores all rotary settings in rope_parameters.
+    # Read both formats: transformers 5 stores all rotary settings in rope_parameters, earlier
+    # releases in rope_scaling.
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):
@@ -97,7 +98,7 @@ def _gpt2(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require(hf: Mapping[str, Any], **only: Any) -> None:
-    """Raise ValueError if ``hf`` has one of the settings with another value."""
+    """Raise ValueError if ``hf`` has another value for one of the settings in ``only``."""
     for name, allowed in only.items():
         if hf.get(name, allowed) != allowed:
             raise ValueError(f"{name}: found {hf[name]}, allowed {allowed}")

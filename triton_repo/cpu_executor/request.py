@@ -47,10 +47,10 @@ def _instance(kind: type) -> Any:
 class Request:
     """A prompt, and the options of generation.
 
-    ``max_tokens`` and ``max_new_tokens`` are the newer name and v0.17's name of one field; one of
-    them is required. Generation does not stop at EOS if ``end_id`` is None or -1. ``bad_words`` and
-    ``stop_words`` are lists of words, each a list of token ids. ``embedding_bias``, ``[vocab]``, is
-    added to the logits. The properties ``sampling_config`` and ``output_config`` return copies.
+    ``max_tokens`` is required; ``max_new_tokens`` is v0.17's name of the same field. Generation
+    does not stop at EOS if ``end_id`` is None or -1. ``bad_words`` and ``stop_words`` are lists of
+    words, each a list of token ids. ``embedding_bias``, ``[vocab]``, is added to the logits. The
+    properties ``sampling_config`` and ``output_config`` return copies.
     """
 
     BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"

@@ -1,4 +1,4 @@
-"""The configuration objects that are fields of a ``Request`` (TensorRT-LLM v0.17)."""
+"""The classes of a ``Request``'s fields (TensorRT-LLM v0.17)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from triton_repo.cpu_executor.checks import (
 
 
 class LoraConfig:
-    """A LoRA adapter by ``task_id``. The tensors are required at the first use of a ``task_id``.
+    """A LoRA adapter. The first request with a ``task_id`` must have the tensors.
 
     Attributes:
         weights: ``[rows, width]`` in the engine's dtype. A row has the values of A ``[rank, in]``,
-            then those of B ``[out, rank]``, then zeros.
-        config: int32 ``[rows, 3 or 4]``, each row ``[module_id, layer, rank]``, optionally
-            followed by a DoRA flag.
+            then the values of B ``[out, rank]``, then zeros.
+        config: int32 ``[rows, 3 or 4]``, each row ``[module_id, layer, rank]``, optionally followed
+            by a DoRA flag.
     """
 
     task_id = ReadOnly(as_int)
@@ -58,7 +58,8 @@ class LoraConfig:
 class PromptTuningConfig:
     """A p-tuning table ``[virtual tokens, hidden]``, and an optional extra id per input token.
 
-    Extra ids distinguish prompts with equal ids but different tables when KV blocks are reused.
+    Extra ids matter for the reuse of KV cache blocks: they distinguish prompts with equal token ids
+    and different tables.
     """
 
     embedding_table = ReadOnly(as_tensor)
@@ -105,7 +106,8 @@ class ExternalDraftTokensConfig:
 class TokenRange:
     """Retention priority (0 to 100) of the KV cache blocks of tokens ``[token_start, token_end)``.
 
-    ``token_end`` None means all later tokens, ``duration_ms`` None means without limit.
+    If ``token_end`` is None, the range includes all later tokens. If ``duration_ms`` is None, the
+    priority does not expire.
     """
 
     token_start = Field(as_int)
@@ -173,7 +175,7 @@ class GuidedDecodingParams:
     """Constraint that the output must follow.
 
     Types: any JSON object or array, a JSON schema, a regular expression, or a grammar with the
-    start rule ``root``. ``guide`` is the text of the constraint, required by all types except JSON.
+    start rule ``root``. ``guide`` is the text of the constraint. All types but JSON require it.
     """
 
     GuideType = GuideKind
@@ -191,7 +193,7 @@ class GuidedDecodingParams:
 
 
 class LookaheadDecodingConfig:
-    """Sizes of lookahead decoding. The CPU executor refuses requests with this object."""
+    """Sizes for lookahead decoding. The CPU executor refuses a request with this object."""
 
     max_window_size = ReadOnly(as_int)
     max_ngram_size = ReadOnly(as_int)
@@ -206,7 +208,7 @@ class LookaheadDecodingConfig:
 
 
 class MropeConfig:
-    """Multimodal rotary positions. The CPU executor refuses requests with this object."""
+    """Multimodal rotary positions. The CPU executor refuses a request with this object."""
 
     mrope_rotary_cos_sin = ReadOnly(as_tensor)
     mrope_position_deltas = ReadOnly(as_int)

@@ -23,7 +23,10 @@ class KvCacheMetrics:
 
 @dataclass
 class TimingMetrics:
-    """Times of a request's events, on a monotonic clock; 0 for an event that did not happen."""
+    """Times of a request's events on a monotonic clock.
+
+    The time of an event that did not happen is 0.
+    """
 
     arrival_time: timedelta = timedelta()
     first_scheduled_time: timedelta = timedelta()
@@ -35,7 +38,7 @@ class TimingMetrics:
 
 @dataclass
 class SpeculativeDecodingMetrics:
-    """Numbers of draft tokens of a request; all 0 for a request without draft tokens."""
+    """Numbers of a request's draft tokens; all 0 for a request without draft tokens."""
 
     acceptance_rate: float = 0.0
     total_accepted_draft_tokens: int = 0
@@ -56,7 +59,7 @@ class RequestPerfMetrics:
 
 @dataclass
 class Result:
-    """The output of one sequence, or of all beams, in one response.
+    """The output of one sequence, or of all beams, in one response of the executor.
 
     Logits are float32 tensors of torch, or of `torch_tensors` without torch.
 

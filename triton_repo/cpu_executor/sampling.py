@@ -1,9 +1,9 @@
 """Choice of the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
 
-The steps run in the order of TensorRT-LLM's decoding layers: embedding bias, temperature,
-repetition, presence and frequency penalty, minimum length, banned ids, choice. The penalties count
-prompt tokens too. One difference: temperature 0 is always greedy here, while TensorRT-LLM samples
-at temperature 1 if top_p is the only other parameter.
+The steps have the order of TensorRT-LLM's decoding layers: embedding bias, temperature, repetition,
+presence and frequency penalty, minimum length, banned ids, choice. The penalties count prompt
+tokens too. One result differs from TensorRT-LLM. Temperature 0 is always greedy here, while
+TensorRT-LLM samples at temperature 1 if top_p is the only other parameter.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class TokenCounts:
 class SamplingState:
     """Sampling parameters of one sequence, and the state that changes with each token.
 
-    ``index`` is the sequence's number among the request's samples. It is added to the seed.
+    ``index`` is the sequence's number among the request's samples. It is added to the seed, which
+    makes the samples different.
     """
 
     def __init__(self, request: Request, index: int, vocab_size: int) -> None:
@@ -98,18 +99,18 @@ class SamplingState:
         self._random = None if self.greedy else np.random.default_rng((config.seed or 0) + index)
 
     def draw(self) -> float:
-        """Return the next random number, uniform in [0, 1), of this sequence's own generator."""
+        """Return the sequence's next random number, uniform in [0, 1)."""
         assert self._random is not None
         return self._random.random()
 
     def fork(self) -> SamplingState:
-        """Return a copy for a beam that continues this sequence."""
+        """Return a copy for another beam that continues this sequence."""
         twin = copy.copy(self)
         twin.counts = None if self.counts is None else self.counts.copy()
         return twin
 
     def accept(self, token: int) -> None:
-        """Update token counts and top_p after a token was chosen."""
+        """Update token counts and top_p with a chosen token."""
         if self.counts is not None:
             self.counts.add(token)
         if self._top_p_decay != 1:
@@ -121,7 +122,7 @@ class SamplingState:
 
 @dataclass
 class SamplingRow:
-    """State, prompt ids and generated ids of the sequence that a row of logits belongs to."""
+    """Sampling state, prompt ids and generated ids of the sequence of one row of logits."""
 
     state: SamplingState
     prompt: Sequence[int]
@@ -129,9 +130,9 @@ class SamplingRow:
 
 
 def process(logits: Array, rows: Sequence[SamplingRow]) -> None:
-    """Apply all steps before the choice to logits ``[rows, vocab]``, in place.
+    """Apply all steps that precede the choice to logits ``[rows, vocab]``, in place.
 
-    These are bias, temperature, penalties, minimum length and banned ids.
+    The steps are bias, temperature, penalties, minimum length and banned ids.
     """
     for line, row in zip(logits, rows, strict=True):
         state = row.state
@@ -162,11 +163,11 @@ def _ban(line: Array, row: SamplingRow) -> None:
 def choose(
     logits: Array, states: Sequence[SamplingState], normalize_log_probs: bool
 ) -> tuple[list[int], list[float]]:
-    """Choose a token per row of processed logits ``[rows, vocab]``.
+    """Choose one token per row of processed logits ``[rows, vocab]``.
 
-    Return the tokens and their log probabilities. The log probability is 0.0 for rows that did not
-    request it. With ``normalize_log_probs``, rows with top_k use the distribution over the top_k
-    ids, which makes it 0.0 for greedy rows. Other rows use the distribution over the vocabulary.
+    Return the tokens and their log probabilities. The log probability is 0.0 for a row that did not
+    request it. With ``normalize_log_probs``, the probability in a row with top_k is relative to the
+    ``top_k`` best ids: it is 1 for greedy rows. Otherwise it is relative to the vocabulary.
     """
     tokens = np.argmax(logits, axis=1)
     drawn = [i for i, state in enumerate(states) if not state.greedy]
@@ -200,10 +201,13 @@ def _weights(logits: Array) -> Array:
 
 
 def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> None:
-    """Set the weights of ids excluded by top_k and top_p to 0, in place on ``[rows, vocab]``.
+    """Set the weights of ids that top_k and top_p exclude to 0, in place.
 
-    First the ``top_k`` ids of the largest weights remain (0: all). Of these the fewest that
-    together have ``top_p`` of their weight remain. Of equal weights the lower id comes first.
+    ``weights`` is ``[rows, vocab]``.
+
+    First keep the ``top_k`` ids with the largest weights (0: all). Then keep the fewest of these
+    ids whose weights sum to at least the fraction ``top_p``. For equal weights the lower id comes
+    first.
     """
     vocab = weights.shape[1]
     limit = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
@@ -223,10 +227,10 @@ def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64
 
 
 def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Draw one id per row with probability proportional to the id's weight, by inverting the CDF.
+    """Draw one id per row with a probability proportional to the id's weight, by inverting the CDF.
 
-    ``uniform`` has a number in [0, 1) per row. The search first finds a group of ids, then the id
-    in the group, which is several times cheaper than one search over all ids.
+    ``uniform`` has a number in [0, 1) per row. The search first finds a group of `GROUP` ids, and
+    then the id in the group. This is several times cheaper than one search over all ids.
     """
     rows, vocab = weights.shape
     padded = weights
@@ -236,22 +240,23 @@ def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     groups = padded.reshape(rows, -1, GROUP)
     ends = np.cumsum(np.add.reduce(groups, axis=2), axis=1, dtype=np.float64)
     target = uniform * ends[:, -1]
-    # Limit the target: one that is rounded up to the total would exceed the last group.
+    # Keep the target below the total: rounding could raise it to the total, where no group is
+    # found.
     target = np.minimum(target, np.nextafter(ends[:, -1], 0))
     group = np.count_nonzero(ends <= target[:, None], axis=1)
     line = np.arange(rows)
     inside = groups[line, group]
     before = np.where(group > 0, ends[line, group - 1], 0)
     reached = np.cumsum(inside, axis=1, dtype=np.float64) + before[:, None] > target[:, None]
-    # Fall back to the group's last possible id: sums over groups and over ids round differently, so
-    # the target may be just above the group.
+    # Fall back to the last id of the group with a positive weight. Sums over groups and sums over
+    # ids round differently, so the target may be just above the group's sum.
     last = GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
     offset = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
     return np.asarray(group * GROUP + offset, np.int64)
 
 
 def _log_prob(line: Array, token: int, top_k: int) -> float:
-    """Return the log probability of an id among the ``top_k`` best ids; 0 is all ids."""
+    """Return the log probability of an id relative to the ``top_k`` best ids; 0 means all ids."""
     if top_k == 1:
         return 0.0
     values = np.sort(line)[-top_k:] if top_k else line

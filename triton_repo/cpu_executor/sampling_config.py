@@ -7,7 +7,7 @@ from typing import Any
 
 from triton_repo.cpu_executor.checks import Field, as_bool, as_float, as_int, check, optional
 
-# The constant kMaxBeamWidth of TensorRT-LLM.
+# Value of TensorRT-LLM's constant kMaxBeamWidth.
 MAX_BEAM_WIDTH = 1024
 
 
@@ -16,7 +16,7 @@ def _require(test: Callable[[Any], bool], text: str) -> Callable[[Any], str | No
 
 
 class SamplingConfig:
-    """Sampling parameters of a request. ``None`` selects the default in ``sampling``.
+    """Sampling parameters of a request. ``None`` selects the default, which ``sampling`` defines.
 
     ``random_seed`` and ``min_length`` are v0.17's names of ``seed`` and ``min_tokens``. If both
     names are given, the new one takes precedence.
@@ -91,7 +91,8 @@ class SamplingConfig:
         self.repetition_penalty = repetition_penalty
         self.presence_penalty = presence_penalty
         self.frequency_penalty = frequency_penalty
-        # Check these two here and not in their setters, as the real class does.
+        # Check these two values only here and not when the attribute is set, as the real class
+        # does.
         check(length_penalty is None or length_penalty >= 0, "lengthPenalty >= 0.f")
         check(early_stopping is None or early_stopping >= 0, "earlyStopping >= 0")
         self.length_penalty = length_penalty

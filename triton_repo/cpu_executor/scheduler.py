@@ -1,4 +1,4 @@
-"""Scheduler: chooses the requests that run, and the tokens of each iteration."""
+"""Scheduler, which chooses the requests that run, and the tokens of each iteration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from triton_repo.cpu_executor.enums import CapacitySchedulerPolicy
 from triton_repo.cpu_executor.kv_cache import BlockPool
 from triton_repo.cpu_executor.sequence import Sequence
 
-# Limit of prompt tokens in an iteration, shared by all prompts: a long prompt runs in several
-# chunks and delays generating sequences only briefly. Chunks end at multiples of QUERY_TILE.
+# Limit of prompt tokens in an iteration, shared by all prompts. A long prompt runs in several
+# chunks, and therefore delays generating sequences only briefly. A chunk ends at a multiple of
+# QUERY_TILE, or at the prompt's end.
 PREFILL_TOKENS = 128
 
 
 @dataclass(slots=True)
 class Work:
-    """Tokens to run for one sequence in an iteration.
+    """Tokens of one sequence to process in an iteration.
 
     ``last`` is True if the next token can be chosen afterwards. ``in_prompt`` is True if the
     sequence has no generated tokens yet.
@@ -32,7 +33,10 @@ class Work:
 
 
 class Scheduler:
-    """Scheduler of the active requests, which it starts, pauses and plans but does not store."""
+    """Scheduler of the active requests.
+
+    The loop stores the requests and passes them to each method.
+    """
 
     def __init__(
         self, policy: CapacitySchedulerPolicy, pool: BlockPool, max_num_tokens: int
@@ -74,8 +78,8 @@ class Scheduler:
             if not request.is_ready:
                 continue
             claimed += blocks(request)
-            # Stop at the first request that does not fit: a large one must not wait forever while
-            # small ones start.
+            # Stop at the first request that does not fit. Otherwise small requests could start
+            # before a large one again and again, and it would wait forever.
             if claimed > self._pool.max_blocks:
                 break
             starting.append(request)
@@ -95,7 +99,10 @@ class Scheduler:
         return len(request.list_unfinished()) * self._pool.blocks(tokens)
 
     def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
-        """Return the work of one iteration. Single tokens come first, as the model requires."""
+        """Return the work of one iteration.
+
+        Decode steps with one token come first, as the model requires.
+        """
         steps: list[Work] = []
         pieces: list[Work] = []
         prompts: list[tuple[ActiveRequest, Sequence]] = []
@@ -109,15 +116,15 @@ class Scheduler:
                     stepping.append(Work(request, sequence, sequence.tokens[-1:], True, False))
                 else:
                     prompts.append((request, sequence))
-            # Run the beams of a request only together, also after a pause.
+            # Run all beams of a request together, also after a pause.
             if request.beam_width == 1 or len(stepping) == request.beam_width:
                 steps += stepping
-        # Allow at least one aligned chunk: otherwise a prompt might never end.
+        # Allow at least QUERY_TILE tokens: with less, a prompt might never end.
         budget = max(QUERY_TILE, min(PREFILL_TOKENS, self._max_num_tokens - len(steps)))
         for request, sequence in prompts:
             assert sequence.cache is not None
             done = sequence.cache.length
-            # After a pause, leave the last generated token to an ordinary decode step.
+            # After a pause, process the last generated token in an ordinary decode step instead.
             context = len(request.prompt) + max(0, len(sequence.tokens) - 1)
             count = min(context - done, budget)
             if done + count < context:

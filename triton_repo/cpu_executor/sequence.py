@@ -1,4 +1,4 @@
-"""The sequence of a request, and the interface of its beam search."""
+"""A sequence of a request, and the interface of the beam search."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ class Beams(Protocol):
     """Interface of the beam search of one request."""
 
     def step(self, live: Seq[Sequence], logits: NDArray[np.float32]) -> None:
-        """Continue the live beams by one token. ``logits`` is ``[live, vocab]`` and is modified."""
+        """Continue each live beam by one token. ``logits`` is ``[live, vocab]`` and is modified."""

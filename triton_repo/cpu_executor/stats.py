@@ -75,7 +75,7 @@ class IterationStats:
 class RequestStats:
     """Statistics of an active request after one iteration.
 
-    Numbers of tokens are those of the request's longest sequence. Numbers of blocks cover its
+    The token counts are those of the request's longest sequence. The block counts are those of its
     prompt.
     """
 

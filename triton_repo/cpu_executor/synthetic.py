@@ -2,8 +2,8 @@
 
 The executor uses this engine for folders whose ``pretrained_config.architecture`` is
 ``SyntheticForCausalLM``. The settings are in ``config.json`` under ``synthetic``. Thousands of
-requests cost little, because there are no model and no weights. Queue, limits, streaming, stop
-words, cancellation, LoRA cache and statistics are the same as with a model.
+requests need little CPU time, because there is no model. Queue, limits, streaming, stop words,
+cancellation, LoRA cache and statistics are the same as with a model.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 from triton_repo.cpu_executor.words import StopWords
 
-# Shortest time between two steps. All tokens that are due in a step come in one response.
+# Shortest time between two steps, in seconds. A response contains all tokens that are due.
 TICK_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
 class SyntheticPace:
-    """The tokens of every request and their times.
+    """The tokens of every answer, and the times at which they are due.
 
-    Each sequence repeats ``tokens`` until the length limit, or until a request's ``end_id`` among
-    them. If ``tokens`` is empty, ids count up from the last prompt id and skip ``end_id``.
+    Each sequence repeats ``tokens`` until the length limit, or until one of them is the request's
+    ``end_id``. If ``tokens`` is empty, ids count up from the last prompt id and skip ``end_id``.
     """
 
     tokens_per_second: float = 50.0
@@ -51,17 +51,20 @@ class SyntheticPace:
             raise ValueError(f"first_token_ms: found {self.first_token_ms}, allowed >= 0")
 
     def due(self, seconds: float) -> int:
-        """Return the number of tokens that a sequence has ``seconds`` after its start."""
+        """Return the number of tokens that a sequence should have ``seconds`` after its start."""
         late = seconds - self.first_token_ms / 1000
         return 0 if late < 0 else 1 + int(late * self.tokens_per_second)
 
     def time_of(self, count: int) -> float:
-        """Return the seconds from a sequence's start to token number ``count``, counted from 0."""
+        """Return the seconds from a sequence's start to its token ``count``, counted from 0."""
         return self.first_token_ms / 1000 + count / self.tokens_per_second
 
 
 def pace_from(settings: dict[str, Any]) -> SyntheticPace:
-    """Return the settings under ``synthetic`` in ``config.json``. Raises ValueError if wrong."""
+    """Return the settings under ``synthetic`` in ``config.json``.
+
+    Raises ValueError if one is wrong.
+    """
     unknown = sorted(set(settings) - set(SyntheticPace.__dataclass_fields__))
     if unknown:
         raise ValueError(
@@ -105,7 +108,7 @@ def build(
 
 
 class SyntheticLoop(RequestLoop):
-    """Loop that appends each request's scripted tokens when they are due."""
+    """Loop that appends each request's scripted tokens at the times when they are due."""
 
     def __init__(self, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox) -> None:
         self._pace = pace_from(config.synthetic)
@@ -176,7 +179,7 @@ class SyntheticLoop(RequestLoop):
         vocab = self._config.vocab_size
         if not 0 <= request.end_id < vocab:
             return (request.prompt[-1] + 1 + position) % vocab
-        # Skip end_id: count in the cycle of ids that starts after end_id and ends before it.
+        # Skip end_id: count in the cycle of the ids end_id + 1, ..., end_id - 1 (modulo ``vocab``).
         first = request.end_id + 1
         step = ((request.prompt[-1] - first) % vocab + 1 + position) % (vocab - 1)
         return (first + step) % vocab

@@ -1,7 +1,8 @@
 """Measure tokens per second: ``python -m triton_repo.cpu_executor.throughput ENGINE``.
 
-For each number of concurrent streamed requests: tokens per second of wall time and of CPU time (all
-threads), time to the first response, and the median iteration while all of them generate.
+For each number of concurrent streamed requests, the command prints tokens per second of wall time
+and of CPU time (of all threads), the time to the first response, and the median duration of an
+iteration while all requests generate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def measure(
     max_tokens: int = 128,
     sampling: trtllm.SamplingConfig | None = None,
 ) -> Measurement:
-    """Run ``concurrency`` requests with random prompts at once, to their full length."""
+    """Run ``concurrency`` requests at once.
+
+    The prompts are random, and all answers have full length.
+    """
     random = np.random.default_rng(concurrency)
     requests = [
         trtllm.Request(

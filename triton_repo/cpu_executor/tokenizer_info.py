@@ -1,4 +1,4 @@
-"""The tokenizer data that ``GuidedDecodingConfig`` needs."""
+"""The fields of ``GuidedDecodingConfig`` that are read from a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILES = (tokenizer_config.FILE, "special_tokens_map.json")
 
 
 class FastTokenizer:
-    """A replacement for transformers' fast tokenizer, with what `xgrammar_tokenizer_info` uses.
+    """Replacement for transformers' fast tokenizer, as far as `xgrammar_tokenizer_info` needs it.
 
     Importing transformers would take most of a second at each start. Raises ``ValueError`` for a
     folder without ``tokenizer.json``.

@@ -1,7 +1,7 @@
 """Conversion of logits to torch tensors, and a minimal replacement for torch where it is missing.
 
-The replacement has exactly the names that the `model.py` of tensorrtllm_backend v0.12 to v0.19
-uses. Tensors have `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and conversion by
+The replacement has exactly the names that `model.py` of tensorrtllm_backend v0.12 to v0.19 uses.
+Tensors have `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and conversion by
 `numpy.array(tensor, dtype)`. The module has torch's dtypes, `Tensor`, `from_numpy`, `unsqueeze`,
 and `from_dlpack` and `to_dlpack` in `utils.dlpack`.
 """
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 class Tensor(np.ndarray[Any, Any]):
     """A numpy array that can be used as a CPU tensor of torch.
 
-    Dtypes are numpy's, which exist only once each: `tensor.dtype is torch.float32` works if `torch`
-    is the module that is built from `TORCH`.
+    Its dtype is a numpy object of which only one instance exists. `tensor.dtype is torch.float32`
+    is therefore True if `torch` is the module that is built from `TORCH`.
     """
 
     def squeeze(self, dim: int | None = None) -> Tensor:  # type: ignore[override]
-        """Return a tensor without dimension `dim`, if that has one element.
+        """Return a tensor without dimension `dim` if this dimension has size 1.
 
-        With `dim` None, all dimensions of one element are removed.
+        If `dim` is None, all dimensions of size 1 are removed.
         """
         keeps = dim is not None and self.shape[dim] != 1
         return self if keeps else np.squeeze(self.view(np.ndarray), dim).view(Tensor)
@@ -50,7 +50,10 @@ def unsqueeze(tensor: Tensor, dim: int) -> Tensor:
 
 
 def from_dlpack(capsule: Any) -> Tensor:
-    """Return the tensor of a capsule from Triton's `to_dlpack`. Its memory must be on the host."""
+    """Return the tensor in a capsule from Triton's `to_dlpack`.
+
+    Its memory must be in host memory.
+    """
     return np.from_dlpack(_Capsule(capsule)).view(Tensor)
 
 
@@ -58,7 +61,7 @@ def to_dlpack(tensor: NDArray[Any]) -> Any:
     """Return a capsule for Triton's `Tensor.from_dlpack`, which shares the tensor's memory.
 
     The capsule must be consumed, because only the consumer frees the memory. Read-only memory, such
-    as a request's, is copied: numpy makes no capsules of it.
+    as a request's, is copied first, because numpy makes no capsule of it.
     """
     array = np.asarray(tensor)
     capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
@@ -89,7 +92,7 @@ _COMMON = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-# numpy has no bfloat16 and complex32: these placeholders never occur as an array's dtype.
+# Placeholders for bfloat16 and complex32, which numpy lacks. No array has such a dtype.
 TORCH: dict[str, Any] = {
     **{name: np.dtype(name) for name in _COMMON},
     "bfloat16": np.dtype([("bfloat16", np.uint16)]),

@@ -1,7 +1,7 @@
-"""Reader of a model's safetensors files, which can also merge them.
+"""Reader of a model's safetensors files, which can also merge them into one file.
 
-The values are not read with the safetensors package, because its numpy functions do not support
-bfloat16. The headers are read by `adapters.safetensors`.
+This module does not use the safetensors package, because its numpy functions do not support
+bfloat16. `adapters.safetensors` reads the headers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _read_raw(path: Path) -> Iterator[tuple[str, TensorInfo, NDArray[np.generic]
     with path.open("rb") as file:
         try:
             tensors = read_header(file, path.name, path.stat().st_size)
-        except AdapterError as error:  # raise another type, because the file is no adapter
+        except AdapterError as error:  # raise ValueError, because the file is no adapter
             raise ValueError(str(error)) from error
     data = np.memmap(path, dtype=np.uint8, mode="r")
     for name, info in tensors.items():
@@ -48,13 +48,13 @@ def load_float32(folder: Path) -> dict[str, NDArray[np.float32]]:
     for path in files(folder):
         for name, info, raw in _read_raw(path):
             bfloat16 = info.dtype == "BF16"
-            # Copy always: a view would keep the file mapped, and its values may be unaligned.
+            # Copy always: a view would keep the file mapped, and the values may be unaligned.
             tensors[name] = to_float32(raw, bfloat16=True) if bfloat16 else raw.astype(np.float32)
     return tensors
 
 
 def merge(folder: Path, destination: Path) -> None:
-    """Write the tensors of all of a folder's weight files, unchanged, into one safetensors file."""
+    """Write the tensors of all weight files in a folder, unchanged, into one safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     tensors = []
     end = 0
@@ -64,7 +64,7 @@ def merge(folder: Path, destination: Path) -> None:
             header[name] = {"dtype": info.dtype, "shape": raw.shape, "data_offsets": [start, end]}
             tensors.append(raw)
     encoded = json.dumps(header).encode()
-    # Pad the header: the format requires the data to start at a multiple of 8 bytes.
+    # Pad the header: the format requires the tensor data to start at a multiple of 8 bytes.
     encoded += b" " * (-len(encoded) % 8)
     with destination.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)

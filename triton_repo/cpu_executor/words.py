@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class StopWords:
-    """Words, as token ids, that end a sequence if the generated ids end with one of them."""
+    """Stop words. A sequence ends when its generated ids end with the token ids of one of them."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
         self._by_last: dict[int, list[list[int]]] = defaultdict(list)
@@ -25,7 +25,7 @@ class StopWords:
 class BadWords:
     """Words, as token ids, that must not be generated.
 
-    The last id of a word is banned when the ids so far end with its other ids.
+    If the ids so far end with all ids of a word but its last, the last id is banned.
     """
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
@@ -34,14 +34,14 @@ class BadWords:
         self._longer = [(word[:-1], word[-1]) for word in given if len(word) > 1]
 
     def list_banned(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids that must not follow ``ids``, the prompt and generated ids."""
+        """Return the ids that must not follow ``ids``: the prompt and the generated ids."""
         return self._always + [
             last for start, last in self._longer if list(ids[-len(start) :]) == start
         ]
 
 
 def list_repeating(ids: Sequence[int], size: int) -> list[int]:
-    """Return the next ids that would complete a second occurrence of an n-gram of ``size`` ids."""
+    """Return the next ids that would repeat an n-gram of ``size`` ids."""
     start = list(ids[len(ids) - size + 1 :])
     return [
         ids[end] for end in range(size - 1, len(ids)) if list(ids[end - size + 1 : end]) == start

@@ -1,4 +1,4 @@
-"""Reading of an adapter's files from a multipart upload to /v1/adapters."""
+"""Reading of an adapter's files from a multipart form sent to /v1/adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UPLOAD: Schema = {
 
 
 async def read_upload(request: Request, max_bytes: int) -> FormData:
-    """Return the multipart form of a request. Its files are written to temporary files on arrival.
+    """Return the multipart form of a request. Its files are stored as temporary files on arrival.
 
     Raises:
         ContentTooLarge: The files exceed `max_bytes`.
@@ -90,8 +90,8 @@ def make_folder() -> Path:
 def save_files(form: FormData, folder: Path) -> None:
     """Copy the form's files into `folder`. Blocks, so call this function in a thread.
 
-    Raise InvalidRequest for a file whose name is none of an adapter's file names, and StoreError if
-    writing fails.
+    Raise InvalidRequest for a file that has none of the file names of an adapter. Raise StoreError
+    if writing fails.
     """
     files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, *npy_files.ALL}
     files |= {tokenizer_config.FILE, chat_template.FILE}

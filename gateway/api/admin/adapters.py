@@ -1,4 +1,4 @@
-"""Endpoints below /v1/adapters, by which operators manage adapters.
+"""Endpoints below /v1/adapters with which operators manage adapters.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -35,7 +35,7 @@ from gateway.sources.source import parse
 
 _JSON = frozenset({"application/json", "text/json"})
 MAX_JSON_BYTES = 64 * 1024
-"""Maximum bytes of a JSON body about an adapter."""
+"""Maximum size in bytes of a JSON body about an adapter."""
 
 router = ApiRouter()
 
@@ -80,9 +80,10 @@ class Adapter(AnswerModel):
 
 
 class DeclaredAdapter(AnswerModel):
-    """An adapter of the configuration file. `state` is waiting, loaded or failed.
+    """An adapter of the configuration file.
 
-    `error` is the reason if loading failed. Loading a failed adapter is retried.
+    `state` is waiting, loaded or failed. `error` is the reason if loading failed; loading is then
+    tried again.
     """
 
     name: str
@@ -167,7 +168,7 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         source = parse(wanted.source)
         service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # If the client leaves, cancel only the fetching. Adding, once started, runs to its end.
+            # If the client leaves, cancel only the fetching. Once adding has started, it completes.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapter_admin.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -262,7 +263,7 @@ async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
 
 
 # An adapter's name may contain slashes, so this route also matches paths with a suffix such as
-# /rollback. Keep it after the routes of such paths: the first matching route is used.
+# /rollback. Define this route after those with a suffix: the first matching route is used.
 @router.get(
     "/v1/adapters/{name:path}",
     summary="Get an adapter with its versions.",
@@ -289,9 +290,9 @@ async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
 def audit_change(
     audit: Audit, service: Service, action: str, name: str
 ) -> AbstractContextManager[Action]:
-    """Return a context manager that logs an action on the adapter `name` in the audit log.
+    """Return a context manager that records an action on the adapter `name` in the audit log.
 
-    An invalid name is not logged, as it may be a secret that was pasted by mistake.
+    An invalid name is not recorded, because it may be a secret that was pasted by mistake.
     """
     try:
         target = check_name(name)
@@ -302,7 +303,7 @@ def audit_change(
 
 
 def to_audit_state(record: Record) -> State:
-    """Return the state of an adapter for an entry of the audit log."""
+    """Return the state of an adapter to show in an entry of the audit log."""
     return {
         "served": record.version.short_digest,
         "revision": record.revision,

@@ -1,6 +1,6 @@
-"""Endpoints below /v1/keys, by which operators manage tenants' keys.
+"""Endpoints below /v1/keys with which operators manage tenants' keys.
 
-These keys exist in addition to the keys of the configuration file.
+The keys created here exist in addition to the keys in the configuration file.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -130,12 +130,13 @@ async def list_all(keys: Issued) -> Keys:
     openapi_extra=needs("admin_key"),
 )
 async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
-    # Do not log a string that is not a key's id: it may be the key itself.
+    # Do not log a string that is not a key's id: it may be an API key, pasted by mistake.
     target = key_id if is_key_id(key_id) else "(not an id)"
     with audit.action("keys.delete", target, _to_audit_state(keys, key_id)) as action:
         try:
             await keys.revoke(key_id)
-        finally:  # log also after an error: the key may then be revoked on this gateway only
+        finally:
+            # Log the state also after an error: the key may be revoked on this gateway only.
             action.after = _to_audit_state(keys, key_id)
     return KeyDeleted(id=key_id)
 

@@ -57,7 +57,7 @@ async def load(
 ) -> str:
     """Add an adapter from a folder of this host.
 
-    The folder must be below GATEWAY_ADAPTER_ROOT. Request and answer are the same as vLLM's.
+    The folder must be below GATEWAY_ADAPTER_ROOT. Request and response are the same as vLLM's.
     """
     name = wanted.lora_name
     with audit_change(audit, service, "adapters.load", name) as action:

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: another syntax for chat requests and answers."""
+"""Anthropic's Messages API. Its requests are converted to chat requests of OpenAI's protocol."""

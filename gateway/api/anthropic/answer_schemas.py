@@ -1,5 +1,7 @@
-"""Models of the answers of the Messages API, for the OpenAPI document only. `answers` writes the
-real answers."""
+"""Models of the Messages API's responses. They only serve the OpenAPI document.
+
+`answers` writes the actual responses.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class Message(Described):
 
 
 class StreamEvent(Described):
-    """An event of a stream.
+    """An SSE event of a streamed message.
 
     The order is `message_start`, then for each block `content_block_start`, `..._delta` and
     `..._stop`, then `message_delta` with the stop reason and usage, then `message_stop`. `ping` and

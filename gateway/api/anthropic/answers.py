@@ -1,4 +1,4 @@
-"""Conversion of a chat's deltas to content blocks: events of a stream, or one JSON body.
+"""Conversion of generated deltas to Anthropic's content blocks, as SSE events or one JSON body.
 
 Reference: Anthropic API, "Streaming Messages" (2026), and the types of its Python package.
 """
@@ -25,8 +25,8 @@ from gateway.parsers.tools.events import (
     Reasoning,
 )
 
-# The signature of all thinking blocks. Clients do not interpret the signature, but return it with
-# the thinking. Some clients drop thinking without a signature.
+# The signature of all thinking blocks. Clients do not interpret a signature, but send it back with
+# the thinking. Some clients drop a thinking block without a signature.
 _SIGNATURE = "unsigned"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -38,24 +38,25 @@ ANTHROPIC = WireFormat(
 
 
 def build_event(kind: str, **members: Any) -> bytes:
-    """Encode an event of a stream."""
+    """Encode an SSE event whose type is `kind`."""
     data = orjson.dumps({"type": kind, **members})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
 class MessageAnswer:
-    """Writer of the answer to one request; `model` is the name in the request."""
+    """Writer of the answer to one request. `model` is the model name in the request."""
 
     def __init__(
         self, model: str, batch: Batch, *, max_tokens: int, omit_thinking: bool = False
     ) -> None:
         """Create the writer.
 
-        `max_tokens` is the client's limit. If the engine's context allows fewer tokens, an answer
-        that reaches that limit ends with `model_context_window_exceeded`.
+        `max_tokens` is the client's limit. The engine's context may allow fewer tokens. An answer
+        that then fills the context ends with `model_context_window_exceeded`.
         """
         self._prompt_tokens = batch.prompt_tokens
-        # An isolated tenant must not learn which prompts of others are cached.
+        # Do not report cached tokens to an isolated tenant: the number would show whether another
+        # tenant sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
@@ -95,7 +96,7 @@ class MessageAnswer:
         return 0
 
     def build_block(self, event: Event | Reasoning) -> dict[str, Any]:
-        """Build the empty block that begins with an event."""
+        """Return the content block that an event opens, without the event's text."""
         if isinstance(event, CallStart):
             return {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
         if isinstance(event, Reasoning):
@@ -103,7 +104,7 @@ class MessageAnswer:
         return {"type": "text", "text": ""}
 
     def build_delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
-        """Build the delta that an event adds to its block; None if it adds nothing."""
+        """Return the delta by which an event extends its block; None if it adds nothing."""
         if isinstance(event, Content):
             return {"type": "text_delta", "text": event.text}
         if isinstance(event, Reasoning):
@@ -115,7 +116,7 @@ class MessageAnswer:
         return {"type": "input_json_delta", "partial_json": event.text}
 
     def build_end(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
-        """Build the stop reason and stop sequence.
+        """Return the members `stop_reason` and `stop_sequence`.
 
         A forced tool call also ends with `tool_use`, while OpenAI reports `stop`.
         """
@@ -129,7 +130,7 @@ class MessageAnswer:
         return {"stop_reason": reason, "stop_sequence": last.stop}
 
     def build_usage(self, last: TextDelta) -> dict[str, int]:
-        """Build `usage`; cached tokens are counted separately from input tokens."""
+        """Return `usage`. Tokens read from the cache are not included in `input_tokens`."""
         cached = 0
         if self._reports_cached:
             cached = count_cached_tokens([last], self._prompt_tokens)
@@ -142,7 +143,7 @@ class MessageAnswer:
 
 
 class _EventSink:
-    """A `Sink` that writes events. `opening` is written before the first event."""
+    """A `Sink` that writes SSE events. It writes the bytes `opening` first."""
 
     def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
         self._answer = answer
@@ -156,7 +157,7 @@ class _EventSink:
     def accept(self, index: int, delta: TextDelta) -> bool:
         frames, self._opening = self._opening, b""
         if delta.events is None and self._text:
-            # Fast path for the tokens of a plain answer.
+            # Fast path: text for an open text block.
             if delta.text:
                 frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
         else:
@@ -201,7 +202,7 @@ class _EventSink:
 
 
 def begins_block(event: Event | Reasoning, open_type: str) -> bool:
-    """Return True if an event does not belong to the open block."""
+    """Return True if an event does not belong to the open block, so that a new block begins."""
     if isinstance(event, CallStart):
         return True
     if isinstance(event, Content):
@@ -210,11 +211,11 @@ def begins_block(event: Event | Reasoning, open_type: str) -> bool:
 
 
 class _CallBuffer:
-    """A buffer that delays each call until its arguments are complete.
+    """A buffer that delays each tool call until its arguments are complete.
 
-    A call whose arguments are an object becomes a `tool_use` block; any other call becomes plain
-    text. Only the complete arguments show which, and a block that was sent cannot be taken back.
-    Clients wait for the complete input anyway.
+    A call whose arguments are a JSON object becomes a `tool_use` block. Any other call becomes
+    plain text. This is only known when the arguments are complete, and a block that was sent cannot
+    be replaced. Clients wait for the complete input anyway.
     """
 
     def __init__(self) -> None:
@@ -224,7 +225,7 @@ class _CallBuffer:
         self._start: CallStart | None = None
 
     def take(self, delta: TextDelta) -> list[Event | Reasoning]:
-        """Return the events that are certain after this delta, without empty events."""
+        """Add a delta, and return the non-empty events that can now be sent."""
         found: list[Event | Reasoning] = []
         for event in (Content(delta.text),) if delta.events is None else delta.events:
             if isinstance(event, CallStart):
@@ -238,7 +239,7 @@ class _CallBuffer:
         return found
 
     def _build_events(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
-        """Build the events of a valid call with its complete input, or an invalid call's text."""
+        """Return the events of a valid call with its complete input, or an invalid call's text."""
         after_text, self._text = self._text, end.value is None
         self.called = end.value is not None
         if end.value is not None:

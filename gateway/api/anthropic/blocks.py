@@ -1,4 +1,4 @@
-"""Content blocks of requests, and their conversion to chat messages.
+"""Content blocks of Messages API requests, and their conversion to chat messages.
 
 Reference: Anthropic API, "Create a Message" (2026), and the types of its Python package.
 """
@@ -31,7 +31,7 @@ class _Thinking(Lenient):
 
 
 class _RedactedThinking(Lenient):
-    """Encrypted thinking of another server, which is ignored."""
+    """Encrypted thinking that another server wrote. This server ignores the block."""
 
     type: Literal["redacted_thinking"]
 
@@ -44,7 +44,7 @@ class _ToolUse(Lenient):
 
 
 class Unserved(Lenient):
-    """A block that is not text. Such a block is refused, as ignoring it would lose content."""
+    """A block that is not text, such as an image. A request with such a block is refused."""
 
     type: Literal[
         "image",
@@ -69,7 +69,7 @@ UNSERVED = frozenset(get_args(Unserved.model_fields["type"].annotation))
 
 
 class _ToolReference(Lenient):
-    """A tool found by a search. Its definition is in the request's `tools`."""
+    """Reference to a tool that a tool search found. Its definition is in the request's `tools`."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -99,7 +99,7 @@ _OWNERS: dict[type[Lenient], str] = {
     _ToolUse: "assistant",
     _ToolResult: "user",
 }
-"""The role that may send a type of block. Any role may send the other types."""
+"""For each of these block types, the only role that may send it. Any role may send other types."""
 
 
 class Message(Lenient):
@@ -110,8 +110,9 @@ class Message(Lenient):
 def join_system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
     """Return the text of a system prompt. Raise UnsupportedParameter for a block that is not text.
 
-    Claude Code begins with a block of facts about the client, which differ in each request. That
-    block is left out: otherwise no two requests would share a prefix in the engine's cache.
+    Claude Code begins the system prompt with a block of facts about the client, which differ in
+    each request. This block is left out: otherwise no two requests would share a prefix in the
+    engine's KV cache.
     """
     if system is None or isinstance(system, str):
         return system or ""
@@ -125,7 +126,7 @@ def join_system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
 
 
 def _join_result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
-    """Return the text of a tool's result. Raise UnsupportedParameter for other content."""
+    """Return the text of a tool's result. Raise UnsupportedParameter for a block without text."""
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
@@ -161,10 +162,10 @@ def _get_text(block: _Text | Unserved, where: str) -> str:
 def to_chat_messages(
     system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Convert messages to OpenAI's form. Each tool result becomes a message of its own.
+    """Convert Anthropic's messages to chat messages. Each tool result becomes a separate message.
 
-    Consecutive messages of one role are merged, as Anthropic does: many templates refuse two such
-    messages.
+    Consecutive messages of the same role are merged, as Anthropic does. Many chat templates refuse
+    two such messages.
 
     Args:
         system: the text of the system prompt.
@@ -188,7 +189,7 @@ def to_chat_messages(
 def _add_message(
     turns: list[Turn], message: Message, where: str, calls: set[str], tools: Collection[str]
 ) -> None:
-    """Add a message to the turns, and the ids of its calls to `calls`."""
+    """Add a message to `turns`, and the ids of its tool calls to `calls`."""
     if isinstance(message.content, str):
         get_or_add_turn(turns, message.role).texts.append(message.content)
         return

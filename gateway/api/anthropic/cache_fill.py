@@ -1,7 +1,7 @@
-"""The answer to `max_tokens: 0`, which fills the prompt cache and has no output.
+"""Answer to a request with `max_tokens: 0`, which only fills the engine's prompt cache.
 
-An engine fills its cache only if it generates a token. So it generates one token, which the answer
-leaves out. The usage log counts that token.
+An engine fills its cache only if it generates a token. So the gateway asks for one token and leaves
+it out of the answer. The usage log counts this token.
 """
 
 from __future__ import annotations

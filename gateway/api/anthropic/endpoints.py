@@ -34,7 +34,7 @@ router = ApiRouter()
 
 
 def _describe_errors() -> dict[int | str, Schema]:
-    """Describe the errors for OpenAPI, in Anthropic's envelope."""
+    """Return the OpenAPI descriptions of all errors, with Anthropic's envelope."""
     refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     for answer in refused.values():
         answer["content"] = {"application/json": {"schema": reference(MessageError)}}
@@ -63,7 +63,7 @@ async def messages(request: Request) -> Response:
 
 
 async def _prepare(request: Request) -> PreparedRequest:
-    """Return a request that is ready to run. Its body, which may be megabytes, is freed."""
+    """Receive and prepare a request. Its body, which may be megabytes, is freed on return."""
     read = partial(parse, MessagesRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, restore_client_name) as received:
         return await prepare_request(received, received.wanted, render_prompt, _make_answer)
@@ -96,7 +96,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 HOT: dict[str, Handler] = {"/v1/messages": messages}
-"""The endpoint whose POST requests are served in front of FastAPI, by path."""
+"""Handlers by path of the POST requests that are served without FastAPI, to save CPU."""
 
 
 def _make_answer(_: Service, wanted: MessagesChat, options: Options, batch: Batch) -> MessageAnswer:

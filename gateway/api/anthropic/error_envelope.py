@@ -17,14 +17,14 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""The error type of each status. For other statuses, the type names only the side at fault."""
+"""Error types by HTTP status. Other statuses get `invalid_request_error` or `api_error`."""
 _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
-# Agents recognize a message that begins with this text, and shorten the conversation.
+# Agents recognize a message that begins with this text, and then shorten the conversation.
 _TOO_LONG = "prompt is too long: "
 
 
 def build_envelope(error: Failure) -> bytes:
-    """Build Anthropic's error object as JSON."""
+    """Return Anthropic's error object as JSON."""
     message = failures.build_message(error)
     if isinstance(error, ContextLengthExceeded):
         message = _TOO_LONG + message

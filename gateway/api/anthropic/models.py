@@ -1,4 +1,4 @@
-"""Models as Anthropic's API lists them, for requests with the header `anthropic-version`."""
+"""List of models in Anthropic's format, for requests with the header `anthropic-version`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
 MAX_SHOWN_CHARS = 200
 Lifecycle = Literal["active", "deprecated", "retired"]
 
-# The OpenAPI document states no types of these parameters: without the header `anthropic-version`,
-# any value is accepted.
+# The OpenAPI document does not restrict these parameters' types: without the header
+# `anthropic-version`, any value is accepted.
 PAGE = [
     describe_parameter("limit", f"With `anthropic-version`: models a page, 1 to {MAX_LIMIT}."),
     describe_parameter("after_id", "With `anthropic-version`: the model in front of the page."),
     describe_parameter("before_id", "With `anthropic-version`: the model behind the page."),
 ]
-"""The parameters of a page, for the OpenAPI document."""
+"""The query parameters for paging, for the OpenAPI document."""
 
 
 class ModelInfo(AnswerModel):
-    """A model. Prompt and output together may have `max_input_tokens` tokens; null if unknown."""
+    """A model. `max_input_tokens` limits prompt and output together; null if it is unknown."""
 
     type: Literal["model"] = "model"
     id: str
@@ -52,13 +52,13 @@ class ModelPage(AnswerModel):
 
 
 def describe(name: str, created: int, *, context: int | None, generates: bool) -> ModelInfo:
-    """Return a model as Anthropic's API describes it.
+    """Return a model in the format of Anthropic's API.
 
     Args:
         name: The id, which is the display name as well.
         created: A Unix time in seconds.
         context: The context length in tokens.
-        generates: True for a model that a Messages request may name.
+        generates: True if the model generates text, so that Messages requests may name it.
     """
     return ModelInfo(
         id=name,
@@ -70,7 +70,10 @@ def describe(name: str, created: int, *, context: int | None, generates: bool) -
 
 
 def select_page(request: Request, models: Sequence[ModelInfo]) -> ModelPage:
-    """Return the page that the query asks for. Raise InvalidRequest for a wrong parameter."""
+    """Return the page of models that the request's query asks for.
+
+    Raise InvalidRequest for a wrong query parameter.
+    """
     query = request.query_params
     limit = parse_int(request, "limit", minimum=1, maximum=MAX_LIMIT) or DEFAULT_LIMIT
     if not _includes_active([*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]):
@@ -104,7 +107,10 @@ def _find_position(models: Sequence[ModelInfo], param: str, name: str) -> int:
 
 
 def _includes_active(lifecycles: Sequence[str]) -> bool:
-    """Return True if a filter by lifecycle includes active models. All models here are active."""
+    """Return True if a filter by lifecycle includes active models. All models here are active.
+
+    Raise InvalidRequest for an unknown lifecycle.
+    """
     for value in lifecycles:
         if value not in get_args(Lifecycle):
             raise InvalidRequest(

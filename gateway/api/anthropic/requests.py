@@ -42,9 +42,9 @@ _CLIENT_NAMES: dict[str, str] = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
 }
-"""Chat parameters and their names in the Messages API, where the two differ."""
+"""Chat parameters that the Messages API names differently, each with its name in that API."""
 _TAGGED = frozenset({"content", "system"})
-"""Fields with lists of blocks, where pydantic adds the block's type to paths."""
+"""Fields with lists of blocks. pydantic adds a block's type to the paths of errors in them."""
 
 
 class Thinking(Strict):
@@ -64,9 +64,9 @@ class OutputConfig(Strict):
 
 
 class Prompt(Strict):
-    """The input of a model: the common fields of requests for an answer and for a token count.
+    """The fields that requests for an answer and requests for a token count have in common.
 
-    `cache_control` is ignored, as the engine caches prompts by itself.
+    `cache_control` is ignored: the engine caches all prompts without it.
     """
 
     successors = OF_MESSAGES
@@ -79,16 +79,19 @@ class Prompt(Strict):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """The name of `output_config.format` in Anthropic's beta."""
+    """An older name of `output_config.format`, from Anthropic's beta version."""
     cache_control: dict[str, Any] | None = None
-    # Accepted without effect and reported as hints, as they do not apply to this server.
+    # These fields do not apply to this server. They are accepted and reported as ignored.
     context_management: dict[str, Any] | None = None
     speed: Literal["standard", "fast"] | None = None
-    # Refused unless empty, as MCP servers would affect the answer.
+    # Only an empty list is accepted: MCP servers would affect the answer.
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def to_chat(self) -> dict[str, Any]:
-        """Build the fields of a chat request. Raise UnsupportedParameter and InvalidRequest."""
+        """Return the fields of the equivalent chat request.
+
+        Raise UnsupportedParameter and InvalidRequest for fields that cannot be converted.
+        """
         own = select_own_tools(self.tools) if self.tools else []
         names = {tool.name or "" for _, tool in own} if own else frozenset()
         messages = to_chat_messages(join_system_text(self.system), self.messages, names)
@@ -117,7 +120,10 @@ class Prompt(Strict):
         return chat | self._build_output_fields()
 
     def _build_output_fields(self) -> dict[str, Any]:
-        """Build the fields for effort and format. Raise InvalidRequest for two formats."""
+        """Return the chat fields for effort and format.
+
+        Raise InvalidRequest if the request has two different formats.
+        """
         output: dict[str, Any] = {}
         format_, name = self.output_format, "output_format"
         if self.output_config is not None:
@@ -155,7 +161,7 @@ class MessagesRequest(Prompt):
     top_k: JsonInt | None = Field(None, ge=-1, le=1024)
     stop_sequences: StopStrings | None = None
     stream: bool | None = None
-    # Without effect on the answer.
+    # These fields have no effect on the answer.
     metadata: dict[str, Any] | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
@@ -165,7 +171,7 @@ class MessagesRequest(Prompt):
     fallback_credit_token: Any = None
     service_tier: str | None = None
     diagnostics: dict[str, Any] | None = None
-    # Refused unless null, as they would affect the answer.
+    # Only null is accepted: any other value would affect the answer.
     container: None = None
     inference_geo: None = None
 
@@ -190,14 +196,14 @@ class MessagesChat(ChatCompletionRequest):
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_positions: tuple[int, ...] = ()
-    """The indexes of `tools` in the request's list, which may also contain hosted tools."""
+    """The index of each of `tools` in the request's list, which may also contain hosted tools."""
     format_path: str = ""
-    """Path of the output format in the request."""
+    """The request's parameter with the output format, such as `output_config.format`."""
     omit_thinking: bool = False
     without_output: bool = False
 
     def _check_tool_messages(self) -> None:
-        """Skip the check: `blocks` checks tool results, and its errors name the block."""
+        """Skip the base class's check. `blocks` checks tool results and names the wrong block."""
 
     def describe_path(self, path: str) -> str:
         if path == "response_format":
@@ -211,8 +217,8 @@ def parse(
 ) -> Parsed[MessagesChat]:
     """Validate a JSON body and convert it to a chat request.
 
-    `strict` refuses parameters without effect, and `refuse_unknown` refuses parameters that no
-    table lists. Raise InvalidRequest or UnsupportedParameter, which name the parameter.
+    `strict` refuses parameters without effect, and `refuse_unknown` refuses parameters that are not
+    known. Raise InvalidRequest or UnsupportedParameter, which name the parameter.
     """
     refuse_unknown = strict or refuse_unknown
     given = sort_fields(
@@ -241,5 +247,5 @@ def parse(
 
 
 def restore_client_name(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with a chat's parameter renamed as in the Messages API."""
+    """Return the error with the Messages API's name of the chat parameter."""
     return rename_parameters(error, _CLIENT_NAMES)

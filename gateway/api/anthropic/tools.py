@@ -1,4 +1,4 @@
-"""Tools and tool choices of the Messages API, and their conversion to a chat's functions."""
+"""Tools and tool choices of the Messages API, and their conversion to OpenAI's format."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _CLIENT_TYPES = (None, "custom")
 
 
 class Tool(Lenient):
-    """A tool that the client runs, or a hosted tool, which Anthropic runs or knows by its type.
+    """A tool that the client runs, or a hosted tool.
 
-    A hosted tool may have no name, such as `mcp_toolset`.
+    Anthropic runs a hosted tool, or its models know the tool by type. A hosted tool, for example
+    `mcp_toolset`, may have no name.
     """
 
     type: str | None = None
@@ -29,7 +30,7 @@ class Tool(Lenient):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     function: SkipJsonSchema[Any] = None
-    """A field that only OpenAI's form of a tool has. A tool with this field is refused."""
+    """A field that only OpenAI's tools have. A tool with this field is refused."""
 
     @property
     def takes_any_field(self) -> bool:
@@ -43,9 +44,9 @@ class ToolChoice(Strict):
 
 
 def select_own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
-    """Return the tools that the client runs, with their indexes.
+    """Return the tools that the client runs, each with its index in the request's list.
 
-    Raise InvalidRequest for a tool in OpenAI's form, and for a misspelled type.
+    Raise InvalidRequest for a tool in OpenAI's format, and for a misspelled type.
     """
     own = []
     for n, tool in enumerate(tools):
@@ -65,7 +66,10 @@ def select_hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
 
 
 def _check_form(tool: Tool, number: int) -> None:
-    """Raise InvalidRequest for a tool that would be left out although the client runs it."""
+    """Raise InvalidRequest for a client's tool that looks like a hosted tool.
+
+    Without this check, the tool would be left out of the prompt.
+    """
     is_openai = tool.type == "function" and tool.input_schema is None
     if is_openai or tool.function is not None:
         where = f"tools.{number}"
@@ -91,7 +95,7 @@ def _is_own(tool: Tool) -> bool:
 
 
 def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]) -> None:
-    """Raise UnsupportedParameter if a choice demands a call of a tool that is left out.
+    """Raise UnsupportedParameter if a choice demands a call of a hosted tool.
 
     Args:
         choice: the request's tool_choice.
@@ -110,7 +114,7 @@ def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]
 
 
 def to_function(tool: Tool, number: int) -> dict[str, Any]:
-    """Return a tool in the syntax of chats. Raise InvalidRequest for a missing field."""
+    """Convert a tool to OpenAI's format. Raise InvalidRequest for a missing field."""
     for field in ("name", "input_schema"):
         if getattr(tool, field) is None:
             where = f"tools.{number}.{field}"
@@ -127,7 +131,7 @@ def to_function(tool: Tool, number: int) -> dict[str, Any]:
 
 
 def to_chat_choice(choice: ToolChoice) -> dict[str, Any]:
-    """Convert a tool choice to a chat's fields. Raise InvalidRequest for a wrong `name`."""
+    """Convert a tool choice to chat request fields. Raise InvalidRequest for a wrong `name`."""
     if (choice.name is None) is (choice.type == "tool"):
         raise InvalidRequest(
             "tool_choice.name: goes with the type `tool`, which needs it.", param="tool_choice.name"

@@ -1,4 +1,4 @@
-"""Models of the answer of /v1/admin/state, for the OpenAPI document only.
+"""Models of the response of /v1/admin/state, for the OpenAPI document only.
 
 The state is serialized directly, not through these models. Members whose value is not known are
 left out. docs/console-api.md explains the members.

@@ -30,7 +30,7 @@ _SILENT = "Another worker of this gateway does not answer now; try again."
 
 
 class Console:
-    """Source of the data that consoles show. Belongs to one event loop.
+    """Source of the data that the web consoles show. Each event loop has its own instance.
 
     The state is only computed while a console reads it.
     """
@@ -51,9 +51,10 @@ class Console:
         self._waiting = Counter[str]()
 
     def enter(self) -> None:
-        """Count a reader of events. The caller must call `leave` when the reader leaves.
+        """Count a new reader of the event stream.
 
-        Raise Overloaded if there are too many readers already.
+        The caller must call `leave` when the reader disconnects. Raise Overloaded if
+        there are too many readers already.
         """
         if self._readers >= _MAX_READERS:
             raise Overloaded(f"{_MAX_READERS} consoles follow this gateway's events already.")
@@ -80,7 +81,7 @@ class Console:
         return _pick_response(await self._ask_all(target, "POST")) is not None
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
-        """Return the state of a tenant's request on this worker, as members of the JSON answer.
+        """Return the state of a tenant's request on this worker, as members of a JSON object.
 
         Return None if the tenant has no request with this id here.
         """
@@ -135,7 +136,7 @@ def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse
 
 
 def _to_tenant_facts(found: WatchedRequest | RequestSummary) -> dict[str, Any]:
-    """Return the facts about a request that its tenant may see, as members of the JSON answer.
+    """Return the facts about a request that its tenant may see, as members of a JSON object.
 
     Data for operators, such as the replica, is left out.
     """

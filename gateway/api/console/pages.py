@@ -36,8 +36,8 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    # Make browsers revalidate each file, mostly with the answer 304: a page would fail with cached
-    # modules of an older release.
+    # Make browsers revalidate each file, usually with the response 304. Otherwise a page could load
+    # cached modules of an older release and fail.
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -51,7 +51,7 @@ _GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[0
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """Return the playground, or on a separate port for admins, the operators' page."""
+    """Return the playground page. On a separate admin port, return the operators' page instead."""
     port = request.app.state.admin_port
     alone = port is not None and is_for_admins(request)
     return _build_response(request, _OPERATORS if alone else _PLAYGROUND)

@@ -36,13 +36,13 @@ def _select_likeliest(
 
     Args:
         choices: the deltas of each choice, prompt by prompt.
-        of: the number of choices of a prompt.
+        of: the number of choices that were generated for each prompt.
         num_returned: the number of choices to return for each prompt. These are the choices with
             the highest mean log probability of a token.
     """
 
     def mean(deltas: list[TextDelta]) -> float:
-        # Skip the delta of an echoed prompt, recognized by its 0 tokens: all choices have the same.
+        # Skip the delta of an echoed prompt, which has 0 tokens: it is the same for all choices.
         own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
         values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
@@ -103,8 +103,8 @@ class Body(Protocol):
 class _FrameSink:
     """A `Sink` that writes deltas to a response body as SSE frames.
 
-    The frame encoder of a choice is created at the choice's first delta. Only then is it known
-    which model answers, and so which fingerprint to write.
+    The frame encoder of a choice is created at the choice's first delta. Before that, it is not
+    known which replica's model answers, and so which fingerprint to write.
     """
 
     def __init__(self, answer: OpenAIAnswer, body: Body, choices: int, usage: UsageFrames) -> None:
@@ -173,7 +173,7 @@ class OpenAIAnswer:
             prompt_logprobs: function that formats the log probabilities of a prompt; None to
                 include none.
             token_ids: include the token ids of prompts and choices.
-            echo: text at the beginning of a chat's message.
+            echo: text to write before the generated text of a chat message.
             custom: the names of the request's custom tools.
         """
         self._custom = custom
@@ -202,7 +202,7 @@ class OpenAIAnswer:
         self._model = model
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Return a sink that writes SSE frames to `body`; `usage` says which frames carry usage."""
+        """Return a sink that writes SSE frames to `body`. `usage` says which frames have usage."""
         self._counts = [0] * self._choices if usage == "each" else []
         return _FrameSink(self, body, self._choices, usage)
 
@@ -286,9 +286,10 @@ class OpenAIAnswer:
         return choice | build_continued(deltas[-1])
 
     def _build_prompt_fields(self, prompt: int) -> dict[str, Any]:
-        """Return the members for the token ids and log probabilities of a prompt, as at vLLM.
+        """Return vLLM's members for the token ids and log probabilities of a prompt.
 
-        A chat has these members beside `choices`, a completion has them within each choice.
+        A chat completion has these members beside `choices`. A text completion has them in each
+        choice.
         """
         fields: dict[str, Any] = {}
         if self._prompt_ids is not None:
@@ -300,8 +301,8 @@ class OpenAIAnswer:
     def _build_head(self, object_name: str, choice: int = 0) -> bytes:
         """Return the first members of the answer or chunk as JSON, without the closing brace.
 
-        `choice` is the index of a choice: the member `system_fingerprint` is the fingerprint of the
-        model that answers this choice.
+        The member `system_fingerprint` identifies the model that answers the choice with the index
+        `choice`.
         """
         head = {
             "id": self._id,

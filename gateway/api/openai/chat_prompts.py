@@ -35,7 +35,7 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
         extra["reasoning_effort"] = wanted.reasoning_effort
         if wanted.reasoning_effort == "none":
             extra.setdefault("enable_thinking", False)
-    # A guide applies from the first token on, so the answer cannot begin with reasoning.
+    # Guided decoding applies from the first token on, so the answer cannot begin with reasoning.
     guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
     # With `tool_choice: none`, keep the tools in the prompt unless the settings exclude them. The
@@ -77,7 +77,7 @@ def _make_message_form(
         return None
     # The form is held in memory during the generation, so store only the schemas that are needed.
     # Schemas of tools outside the prompt may be large: the prompt limit does not bound them. Guided
-    # calls need no schemas, as their arguments are JSON and so have types.
+    # calls need no schemas: their arguments are JSON, which already distinguishes types.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,

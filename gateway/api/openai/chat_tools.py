@@ -54,9 +54,9 @@ class CustomDefinition(Lenient):
 
 
 class ChatCustomTool(Lenient):
-    """A custom tool, whose only argument is a text.
+    """A custom tool, which is called with plain text instead of JSON arguments.
 
-    Chat templates and guides use `function` instead, a function with one string parameter.
+    Chat templates and guided decoding use `function` instead: a function with one string parameter.
     """
 
     type: Literal["custom"]

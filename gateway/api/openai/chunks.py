@@ -22,9 +22,9 @@ from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
 UsageFrames = Literal["none", "last", "each"]
-"""The frames that carry usage. With `last`, all frames before the last have `"usage": null`."""
+"""The frames of a stream that contain usage. With `last`, all other frames have `"usage": null`."""
 Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]
-"""Function that returns the `logprobs` member for these tokens, in the endpoint's form."""
+"""Function that returns the `logprobs` member for these tokens, in the endpoint's format."""
 PromptLogprobs = Callable[[list[TokenLogprob]], list[dict[str, Any] | None]]
 """Function that returns the `prompt_logprobs` member for the tokens of a prompt."""
 
@@ -35,13 +35,13 @@ _END = b"}\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The parts of answers and chunks that differ between chats and completions.
+    """The bytes that differ between the answers and chunks of chats and of completions.
 
     Attributes:
         id_prefix: the beginning of an answer's `id`.
         object: the member `object` of a complete answer.
         chunk_object: the member `object` of a chunk.
-        opening: the choice's member in the first chunk; None for no such chunk.
+        opening: the choice's member in a first chunk without text; None to send no such chunk.
         text: the choice's member in a chunk with text; `%s` stands for the text as JSON string.
         closing: the choice's member in the chunk with the finish reason.
     """
@@ -130,8 +130,8 @@ class Frames:
     def encode(self, delta: TextDelta) -> bytes:
         """Return the SSE frames for a delta; empty if there is nothing to send.
 
-        The opening frame precedes the first text; in chats it has the role. The finish reason has a
-        frame of its own.
+        The first call also returns the opening frame, which in chats has the role. The finish
+        reason is sent in a separate frame.
         """
         frames = self._opening
         if frames:
@@ -165,10 +165,10 @@ class Frames:
         return self._before + b'"delta":' + delta + self._take_token_members() + self._after
 
     def _take_token_members(self) -> bytes:
-        """Return the members for the tokens since the last frame: ids and log probabilities.
+        """Return the members with ids and log probabilities of the tokens since the last frame.
 
-        Each token is returned once. Tokens are collected in between, as the text of a token may
-        come in a later delta than the token.
+        Tokens are collected until the next frame is sent, because the text of a token may come in a
+        later delta than the token.
         """
         ids = b""
         if self._ids:
@@ -199,8 +199,8 @@ class CountingFrames(Frames):
     def __init__(self, *, prompt_tokens: int, counts: list[int], index: int, **more: Any) -> None:
         """Create the encoder.
 
-        `counts` is a list that the encoders of all choices share: for each choice, the number of
-        tokens generated so far. `more` are the other arguments of `Frames`.
+        All encoders of a request share the list `counts`: the number of tokens generated so far for
+        each choice. `more` are the other arguments of `Frames`.
         """
         super().__init__(index=index, **more)
         self._prompt_tokens, self._counts, self._index = prompt_tokens, counts, index

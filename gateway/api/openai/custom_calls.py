@@ -25,7 +25,7 @@ class CustomStart:
 
 @dataclass(frozen=True, slots=True)
 class CustomInput:
-    """The input of the custom tool's call `index`, complete unless the call was cut."""
+    """The input of the call with this `index`. It is truncated if the output limit cut the call."""
 
     index: int
     text: str
@@ -35,7 +35,7 @@ ChatEvent = Event | Reasoning | CustomStart | CustomInput
 
 
 class CustomCalls:
-    """Converter of the events of one choice; `names` are the names of the custom tools."""
+    """Converter of the custom tool calls of one choice. `names` are the custom tools' names."""
 
     __slots__ = ("_index", "_names")
 

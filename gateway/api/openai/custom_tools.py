@@ -1,7 +1,7 @@
 """Conversion between custom tools and functions.
 
-A custom tool has a text as its only argument. The model is offered a function with one string
-parameter instead.
+A custom tool is called with plain text, not with JSON arguments. So the model is offered a function
+with one string parameter instead.
 """
 
 from __future__ import annotations

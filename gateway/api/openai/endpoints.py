@@ -47,7 +47,7 @@ def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[s
     """Return the OpenAPI description of a generation endpoint's answers, for the route decorator.
 
     `answer` is the model of a complete answer, `chunk` the model of a streamed event. An event may
-    also be an error: after the first event, the status 200 was sent already.
+    also be an error: after the first event, the status 200 has already been sent.
     """
     data: Schema = {
         "type": "string",
@@ -91,7 +91,7 @@ HOT: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
 }
-"""Handlers of the POST requests that are answered without FastAPI's routing, by path."""
+"""Handlers by path of the POST requests that are served without FastAPI, to save CPU."""
 
 
 async def _prepare(
@@ -99,8 +99,8 @@ async def _prepare(
 ) -> PreparedRequest:
     """Parse and prepare a request.
 
-    The result does not refer to the parsed body. So the body, which may be megabytes, is freed
-    before the generation.
+    The returned object does not refer to the parsed body, which may be megabytes. So the body is
+    freed before the generation.
     """
     read = partial(parse, kind, **get_rules(service_of(request.scope).settings))
     async with receive(request, read) as received:

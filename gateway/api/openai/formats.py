@@ -1,4 +1,4 @@
-"""Models of `response_format` and `structured_outputs`, in the forms of OpenAI and others."""
+"""Models of `response_format` and `structured_outputs`, as OpenAI and other servers define them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class JsonSchema(Strict):
 
 
 def _wrap_schema(value: Any) -> Any:
-    """Return a `json_schema` in OpenAI's form, which has the JSON schema in its member `schema`.
+    """Convert trtllm-serve's `json_schema` to OpenAI's format. Return any other value unchanged.
 
-    In trtllm-serve's form, `json_schema` is the JSON schema itself.
+    In OpenAI's format, the member `schema` is the JSON schema. At trtllm-serve, `json_schema`
+    itself is the JSON schema.
     """
     if not isinstance(value, dict) or "schema" in value:
         return value
@@ -43,8 +44,8 @@ class ResponseFormat(Strict):
     """The format that the answer must match.
 
     OpenAI defines the types `text`, `json_object` and `json_schema`. Other servers add regular
-    expressions, grammars, structural tags and `json` (the same as `json_object`), and have the
-    schema beside `type`.
+    expressions, grammars, structural tags and `json`, which is the same as `json_object`. Some of
+    these servers expect the schema beside `type`.
     """
 
     type: Literal[
@@ -85,7 +86,7 @@ _FORMAT_FIELDS = {
     "regex": ("regex",),
     "grammar": ("grammar", "ebnf"),
 }
-"""The types of a `response_format` that may have a field, by the field's name."""
+"""For each field of a `response_format`, the types with which the field is allowed."""
 
 
 class StructuredOutputs(Strict):

@@ -56,12 +56,12 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    # Volcengine's name for `continuous_usage_stats`. `include_usage` need not be set with it.
+    # Volcengine's name for `continuous_usage_stats`. It also works without `include_usage`.
     chunk_include_usage: bool | None = None
 
 
 class GenerationRequest(Strict):
-    """Base of chat and completion requests, with vLLM's extensions of OpenAI's parameters.
+    """Base class of chat and completion requests, with vLLM's extensions of OpenAI's parameters.
 
     `top_k` -1 and 0 mean no limit.
     """
@@ -101,7 +101,7 @@ class GenerationRequest(Strict):
 
     @property
     def num_alternatives(self) -> int | None:
-        """Number of alternatives to report for each token; None for no log probabilities at all."""
+        """Number of alternatives to report for each token; None to report no log probabilities."""
         return None
 
     @property
@@ -197,7 +197,7 @@ class GenerationRequest(Strict):
             bad_words=tuple(self.bad_words or ()),
             truncate_prompt=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
-            # As at vLLM, a stream may have `prompt_logprobs: 0`, without effect.
+            # Ignore `prompt_logprobs: 0` in a stream, as vLLM does.
             prompt_logprobs=None if self.stream else self.prompt_logprobs,
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
@@ -244,10 +244,10 @@ class GenerationRequest(Strict):
         return tuple((int(key), value) for key, value in bias.items())
 
     def build_guide(self) -> tuple[Guide | None, str | None]:
-        """Return the guide that the answer must match, and the name of the guide's parameter.
+        """Return the guide (constraint for guided decoding), and the parameter that sets the guide.
 
-        Both are None for a free answer. Raise InvalidRequest for a malformed format, and for two
-        parameters that exclude each other.
+        Both are None if the answer may be any text. Raise InvalidRequest for a malformed format,
+        and for two parameters that exclude each other.
         """
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
@@ -267,9 +267,10 @@ class GenerationRequest(Strict):
         return path
 
     def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        """Return the parts of the guide if it combines several, each with its parameter's name.
+        """Return the guides that `build_guide` combines, each with its parameter's name.
 
-        The parts are compiled alone to find out which parameter makes the guide invalid.
+        Empty if the guide is not combined. If the combined guide is invalid, each of these guides
+        is compiled alone to find the parameter at fault.
         """
         return ()
 

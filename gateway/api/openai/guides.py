@@ -19,14 +19,16 @@ from gateway.generation.options import Guide
 from gateway.parsers.tools.either import either_schema
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 
-# Schema for formats without one. The engine's guide type `json` would also allow an array.
+# Schema for JSON formats without a schema. The engine's guide type `json` would also allow an
+# array.
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 BestEffortPaths = tuple[tuple[str, str], ...]
-"""JSON paths of schemas in a guide, each with the name of that schema in the request.
+"""Pairs of a schema's JSON path in a guide and the same schema's path in the request.
 
-Keywords below such a path are left out if the engine cannot enforce them (`Guide.best_effort`)."""
+If the engine cannot enforce a keyword below such a path, the keyword is left out
+(`Guide.best_effort`)."""
 DescribePath = Callable[[str], str]
 """Function that converts a path in a chat request to the path in the client's protocol."""
 
@@ -69,7 +71,10 @@ def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> G
 def _find_format_paths(
     wanted: ResponseFormat, path: str, describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the best-effort entry of a format's schema at `path` of the guide; empty if strict."""
+    """Return the best-effort paths of a format, empty if the format is strict.
+
+    `path` is the JSON path of the format's schema in the guide.
+    """
     given = wanted.json_schema
     if (wanted if given is None else given).strict:
         return ()
@@ -158,7 +163,7 @@ def build_tool_guide(
 def _find_tool_paths(
     tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the best-effort entries of the tools in `enforced` that are not strict."""
+    """Return the best-effort paths of the argument schemas of non-strict tools in `enforced`."""
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
@@ -170,17 +175,17 @@ def _find_tool_paths(
 
 
 def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
-    """Yield (tool index, guide of its arguments) for each tool that the forced call may name."""
+    """Yield (tool index, guide for the tool's arguments) for each tool that may be called."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # The schema needs no name for errors: the guide is compiled only to find out which
-            # tool's schema is invalid.
+            # Leave the schema's path in the request empty: the guide is compiled only to find out
+            # which tool's schema is invalid.
             paths = () if tool.function.strict else (("$", ""),)
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 
 
 def build_strict_argument_guides(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
-    """Yield (tool index, guide of its arguments) for each strict tool."""
+    """Yield (tool index, guide for the tool's arguments) for each strict tool."""
     for index, tool in enumerate(tools):
         if tool.function.strict:
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters))

@@ -58,7 +58,7 @@ def build_completion_logprobs(
 def build_prompt_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, count: int
 ) -> list[dict[str, Any] | None]:
-    """Return `prompt_logprobs` in vLLM's form.
+    """Return `prompt_logprobs` in vLLM's format.
 
     The list has a dict for each token of the prompt. The dict maps the ids of this token and of the
     `count` likeliest tokens to their log probabilities, ranks and texts. The first token has null
@@ -81,7 +81,7 @@ def build_prompt_logprobs(
 
 
 def _format_id(token_id: int) -> str:
-    """Return `token_id:N`, in vLLM's form for `return_tokens_as_token_ids`."""
+    """Return `token_id:N`, as vLLM writes a token for `return_tokens_as_token_ids`."""
     return f"token_id:{token_id}"
 
 

@@ -27,7 +27,7 @@ from gateway.parsers.tools.ids import TemplateIds
 
 
 class Strict(BaseModel):
-    """Base of models that refuse unknown fields and do not convert types.
+    """Base class of models that refuse unknown fields and do not convert types.
 
     pydantic builds the validator of a model at the model's first use (`defer_build`), which takes
     up to 20 ms. Protocols that no client uses then take no memory for validators.
@@ -39,11 +39,11 @@ class Strict(BaseModel):
 
 
 class Lenient(Strict):
-    """Base of models for objects within a conversation; unknown fields are ignored.
+    """Base class of models for objects within a conversation. Unknown fields are ignored.
 
     Clients send extra fields that do not affect the prompt: `cache_control`, `index` of a call,
     `parsed`, `provider_specific_fields`, `reasoning_details`, `thinking_blocks` and more. A field
-    that would change the answer must not be ignored: define it, with a type that refuses values.
+    that would change the answer must not be ignored: define it with a type that refuses all values.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -100,9 +100,9 @@ class ToolCall(Lenient):
     function: FunctionCall
 
     def to_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """Return the call as a chat template takes it.
+        """Return the call for a chat template.
 
-        `arguments` are an object if the JSON is valid, and `id` has the form that the model's
+        `arguments` is an object if the JSON is valid, and `id` has the format that the model's
         template accepts. Raise InvalidRequest for arguments above the limits of `strict_json`.
         """
         arguments: Any = self.function.arguments or "{}"
@@ -125,7 +125,7 @@ class CustomCall(Lenient):
 
 
 class ChatCustomCall(Lenient):
-    """A call of a custom tool. A chat template gets the call as a call of a function."""
+    """A call of a custom tool. Chat templates get a function call instead."""
 
     id: str
     type: Literal["custom"]
@@ -141,8 +141,8 @@ def _parse_arguments(text: str, *, by_parameters: bool) -> Any:
     """Return a call's arguments for a chat template, parsed from JSON text.
 
     Truncated or malformed text is returned unchanged, so the model sees and can correct its error.
-    `by_parameters` is set for templates that iterate over the arguments. They need a dict: return
-    the members that are complete, and no members for JSON that is not an object.
+    If `by_parameters` is True, the template iterates over the arguments and needs a dict. Truncated
+    JSON then becomes a dict of its complete members, and JSON that is not an object an empty dict.
 
     Raise InvalidRequest for JSON above the limits of `strict_json`.
     """
@@ -191,8 +191,8 @@ class Message(Lenient):
     ) = None
     tool_call_id: str | None = None
     # Refuse these fields, as they would change the answer: audio, a call in OpenAI's older form,
-    # images in Ollama's form, and marks of a prefix that the answer should continue (the parameter
-    # `continue_final_message` does that).
+    # images in Ollama's format, and marks of a prefix that the answer should continue (the
+    # parameter `continue_final_message` does that).
     audio: None = None
     function_call: None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -210,13 +210,13 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        # An empty list of calls is enough: clients that store the history may send one.
+        # Accept an empty list of calls: clients that store the history may send one.
         if self.model_fields_set & {"content", "tool_calls"}:
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))
 
     def to_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """Return the message for a chat template: content as text, ids in the template's form."""
+        """Return the message for a chat template: content as text, ids in the template's format."""
         # Send `developer` as `system`: templates only know this older name of the role.
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
@@ -257,7 +257,7 @@ def _check_contents(messages: list[Message]) -> list[Message]:
     """Raise InvalidRequest for a message without content.
 
     An assistant's message may have tool calls, a refusal or only reasoning instead of content. Its
-    content may also be null: that answer ended before any content.
+    content may also be null, if the answer ended before it had any content.
     """
     if None in [message.content for message in messages]:
         for number, message in enumerate(messages):

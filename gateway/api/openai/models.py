@@ -1,6 +1,6 @@
 """GET /v1/models and /v1/models/{id}, with vLLM's `root`, `parent` and `max_model_len`.
 
-Requests with the header `anthropic-version` get Anthropic's form.
+Requests with the header `anthropic-version` get Anthropic's format.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# The answer has OpenAI's or Anthropic's form, depending on this header. Without `vary`, a shared
-# cache would send one form to clients of the other.
+# The response is in OpenAI's or Anthropic's format, depending on this header. Without `vary`, a
+# shared cache would send responses in one format to clients that need the other format.
 _VARIES = ("vary", "anthropic-version")
 
 

@@ -4,7 +4,8 @@ The served parameters are the fields of the models in `generation_request` and `
 here come from the documentation of OpenAI's platform, vLLM, TensorRT-LLM's own server, SGLang,
 NVIDIA Dynamo, llama.cpp, Ollama, LM Studio, text-generation-webui, OpenRouter, Groq, Mistral, Qwen,
 GLM and others in November 2026. The setting GATEWAY_UNKNOWN_PARAMETERS may let all other names
-pass, so add each name that would change an answer. docs/parameters.md is generated from this file.
+pass. So this file must list each name that would change an answer. docs/parameters.md is generated
+from this file.
 """
 
 from __future__ import annotations
@@ -215,13 +216,13 @@ A parameter is accepted with a neutral value, and refused with any other value. 
 parameters are served by one of the endpoints; some belong to another protocol."""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
-"""Further neutral values for chats. Their template adds the special tokens to the prompt."""
+"""Further neutral values in chat requests, where the chat template adds the special tokens."""
 NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (True,)}
-"""Further neutral values for completions. The gateway adds special tokens to their prompts."""
+"""Further neutral values in completion requests, where the gateway adds the special tokens."""
 
 UNSET: Mapping[str, tuple[Any, ...]] = {
     "max_completion_tokens": (-1,),
     "max_tokens": (-1,),
     "prompt_logprobs": (False,),
 }
-"""Values of served fields that mean unset, like null."""
+"""Values of served fields that mean the same as null."""

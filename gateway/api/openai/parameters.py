@@ -60,7 +60,7 @@ class Parsed(NamedTuple, Generic[M]):
     Attributes:
         request: the request.
         hints: names of parameters that have no effect, for the header x-ignored-parameters.
-        unknown: those of the hints that no table of parameters contains.
+        unknown: the hints whose names are in no table of parameters.
     """
 
     request: M
@@ -74,8 +74,8 @@ class SortedFields(NamedTuple):
     Attributes:
         served: the fields for the model to validate.
         hints: names of parameters that have no effect.
-        uncounted: names of parameters that have no effect at this endpoint and are never refused:
-            another endpoint of the protocol serves them, and clients send both the same body.
+        uncounted: names of parameters that have no effect at this endpoint and are never refused.
+            Another endpoint of the protocol serves them, and clients send the same body to both.
         unknown: names that no table of parameters contains.
         renamed: for each field that was set under another name, the client's name.
     """
@@ -170,7 +170,7 @@ def sort_fields(
     uncounted: list[str] = []
     unknown: list[str] = []
     renamed: dict[str, str] = {}
-    # The same dict as `model_fields`, which would look up two properties.
+    # Read the dict directly: `model_fields` returns the same dict after two property lookups.
     fields = model.__pydantic_fields__
     if given.keys() <= fields.keys():
         return SortedFields(given, hints, uncounted, unknown, renamed)
@@ -243,10 +243,10 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 
 
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
-    """Add the hints of a chat to `hints`, for a request of another protocol.
+    """Add hints about the tools of `chat` to `hints`.
 
-    `chat` is the chat that the request was converted to. With `strict`, raise UnsupportedParameter
-    if there is any hint.
+    `chat` is the chat request that a request of another protocol was converted to. With `strict`,
+    raise UnsupportedParameter if there is any hint.
     """
     if chat.strict_unenforced:
         hints.append("tools.strict")
@@ -282,8 +282,8 @@ def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[
 def _flatten(data: Fields) -> Fields:
     """Return the body with the members of `CONTAINERS` moved to its top level.
 
-    A field that the top level has already takes precedence. Raise InvalidRequest for a container
-    that is not an object.
+    A field at the top level takes precedence. Raise InvalidRequest for a container that is not an
+    object.
     """
     if data.keys().isdisjoint(CONTAINERS):
         return data
@@ -303,14 +303,14 @@ def _flatten(data: Fields) -> Fields:
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
     """Convert a renamed parameter: add its fields to `served`, and its name to `renamed`.
 
-    Raise InvalidRequest if `served` has a field already with a different value.
+    Raise InvalidRequest if `served` already has a field with a different value.
     """
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
             continue
         given = served.get(field)
-        # Merge template variables, of which several parameters can each set one. Any other field
-        # must not have two different values.
+        # Merge template variables: several parameters may each set a different variable. Refuse two
+        # different values for any other field.
         if field == "chat_template_kwargs" and _can_be_joined(meant, given):
             served[field] = meant | given
         elif given is None or _is_same(given, meant):
@@ -396,7 +396,7 @@ def _find_unknown_members(name: str, value: Any) -> list[str]:
 
 
 def _shorten(name: str) -> str:
-    """Return a client's name cut to one character more than responses show, to save memory.
+    """Cut a client's name to `MAX_NAME_CHARS` + 1 characters, to save memory.
 
     The extra character shows `ignored.escape` that the name was longer.
     """

@@ -28,7 +28,7 @@ class RenamedParameter(NamedTuple):
     Attributes:
         path: the field that the parameter stands for, or the path of a member of a field.
         read: converts the parameter's value to fields of the request. Raises InvalidRequest.
-        hints: returns the names of the value's parts that have no effect here.
+        hints: returns the paths in the value that have no effect here, such as `reasoning.summary`.
         members: the known members if the value is an object; None for other values.
     """
 
@@ -50,7 +50,10 @@ def _make_alias(name: str) -> RenamedParameter:
 
 
 def _make_guide(kind: str) -> RenamedParameter:
-    """Return a parameter that sets the member `kind` of `structured_outputs`; empty means unset."""
+    """Return a parameter that sets the member `kind` of `structured_outputs`.
+
+    An empty value sets nothing.
+    """
 
     def read(value: Any) -> Fields:
         return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
@@ -91,7 +94,7 @@ def _parse_thinking(value: Any) -> Fields:
 _THINKING: Mapping[str | bool, Fields] = {
     **dict.fromkeys((True, "enabled"), _enable_thinking(True)),
     **dict.fromkeys((False, "disabled"), _enable_thinking(False)),
-    # With these, the model decides whether to think. That is the default, so set no field.
+    # With these values, the model decides whether to think. That is the default, so set no field.
     "adaptive": {},
     "auto": {},
 }

@@ -41,7 +41,9 @@ from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
 TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
-"""Pattern of the path of a tool's field. The index counts the tools that `tool_choice` allows."""
+"""Pattern of a path such as `tools[0].function.parameters`.
+
+The index only counts the tools that `tool_choice` allows."""
 _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
 """Maximum bytes of an echoed text, and of all tools' schemas if `truncate_prompt_tokens` is set."""
 
@@ -120,7 +122,7 @@ class ChatCompletionRequest(GenerationRequest):
     def _check_schemas(self) -> None:
         """Raise InvalidRequest for two tools with the same name and different schemas.
 
-        The model would read both schemas, but a guide could enforce only one.
+        The model would read both schemas, but guided decoding could enforce only one.
         """
         known: dict[str, dict[str, Any] | None] = {}
         for number, tool in enumerate(self.callable_tools):
@@ -263,7 +265,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that `tool_choice` allows, as chat templates take them; None without tools.
+        """The tools that `tool_choice` allows, for chat templates; None without tools.
 
         With `tool_choice: none`, all tools are returned.
         """
@@ -278,11 +280,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The path of the first tool's `strict` that cannot be enforced; None if all can.
+        """The path of the first tool's `strict` that cannot be enforced; None if there is none.
 
-        If the model decides whether to call a tool, the guide must begin in the middle of the
-        answer, at the call. Only a structural tag could do that, and no release of the model
-        repository supports structural tags.
+        If the model decides whether to call a tool, guided decoding would have to begin in the
+        middle of the answer, at the call. Only a structural tag could do that, and no release of
+        the model repository supports structural tags.
         """
         if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None
@@ -302,8 +304,8 @@ class ChatCompletionRequest(GenerationRequest):
     def either(self) -> Either | None:
         """The form of an answer that is either tool calls or text in the response format.
 
-        None if the request allows only one of them, or if calls could not be distinguished from
-        text in this format.
+        None if the request allows only calls or only text, or if calls could not be distinguished
+        from text in this format.
         """
         wanted = self.response_format
         if wanted is None or self.structured_outputs is not None or not self._tools_may_be_called:

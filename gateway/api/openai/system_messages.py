@@ -1,8 +1,8 @@
 """Rendering of chats with system messages that are not the first message.
 
-Many chat templates refuse such late system messages. OpenAI clients get that refusal. Clients of
-other protocols add reminders later in a conversation, so their late system messages are rendered as
-user messages.
+Many chat templates refuse such late system messages. OpenAI clients get the template's error. In
+other protocols, clients send late system messages as reminders, so these are rendered as user
+messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detection of unknown fields in tools: they may be misspelled, and the models ignore them."""
+"""Detection of unknown fields in tools. The pydantic models ignore them, but they may be typos."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _find_unknown_in_tool(tool: Lenient, given: dict[str, Any], path: Path) -> I
                 yield (*path, name)
         elif type(value) is dict:
             member = getattr(tool, name)
-            if type(member) is not dict:  # skip schemas: their names are the client's
+            if type(member) is not dict:  # skip JSON schemas, whose names the client chooses
                 yield from _find_unknown_in_tool(member, value, (*path, name))
         elif name == "tools":
             yield from _find_unknown_in_list(getattr(tool, name), value, (*path, name))

@@ -1,5 +1,7 @@
-"""Models of the answers of the Responses API, for the OpenAPI document only. `answers` writes the
-real answers."""
+"""Models of the Responses API's responses. They only serve the OpenAPI document.
+
+`answers` writes the actual responses.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ class IncompleteDetails(Described):
 
 
 class ResponseObject(Described):
-    """A response. It repeats parameters of the request in OpenAI's form."""
+    """A response. It repeats parameters of the request in OpenAI's format."""
 
     id: str
     object: Literal["response"]
@@ -170,7 +172,7 @@ class InputTokens(Described):
 
 
 def describe_stream() -> Schema:
-    """Return the schema of a streamed answer. It describes one event."""
+    """Return the OpenAPI description of a streamed response. Its schema describes one SSE event."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -1,4 +1,4 @@
-"""Conversion of a chat's deltas to a response: events of a stream, or one JSON body.
+"""Conversion of generated deltas to a response of the Responses API: SSE events, or one JSON body.
 
 Reference: OpenAI API, "Create a model response" and "Streaming events" (2026), and the types of its
 Python package.
@@ -40,8 +40,10 @@ class ResponseAnswer:
         stored: bool = False,
         hold_last_event: bool = False,
     ) -> None:
-        """Set up the answer. With `hold_last_event`, the stream withholds its last event until the
-        response is stored."""
+        """Create the writer.
+
+        With `hold_last_event`, a stream withholds its last event until the response is stored.
+        """
         original = cast(ResponseRequest, chat.original)
         self._batch = batch
         conversation = original.conversation_id
@@ -54,7 +56,7 @@ class ResponseAnswer:
             "previous_response_id": original.previous_response_id,
             "store": stored,
         }
-        # Use the request's fields in serialized form, as three events repeat them.
+        # Store the request's fields already serialized, because three events repeat them.
         self._tail = chat.echoed_fields[1:]
         self.form = Form(
             ids=batch.request_id,
@@ -88,7 +90,7 @@ class ResponseAnswer:
 
     @property
     def final_response_and_event(self) -> tuple[bytes, bytes]:
-        """The response object that ended a stream, and the withheld event that reports it."""
+        """The response object at the end of the stream, and the withheld event that contains it."""
         assert self._stream is not None
         return self._stream.response, self._stream.last_event
 
@@ -98,11 +100,11 @@ class ResponseAnswer:
         return self._stream.build_queued_events()
 
     def wire(self) -> WireFormat:
-        """Return the wire format of the stream: keep-alive and failure frames, no end marker."""
+        """Return the stream's wire format: frames for keep-alive and failures, no last frame."""
         return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._frame_failure)
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
-        """Return the response object of a complete or cut answer, as JSON."""
+        """Return the response object of a complete or truncated answer, as JSON."""
         cut = output.is_cut(last)
         # Give no reason for an answer that ended within a call: OpenAI's schema defines none.
         limited = last.finish == "length"

@@ -1,4 +1,4 @@
-"""Background responses, run by tasks of this worker.
+"""Background responses, which run as asyncio tasks of this worker process.
 
 See decision 071 in docs/decisions.
 """
@@ -46,7 +46,7 @@ from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
 
-# Limit of one tenant's responses that run in one process. `concurrent_requests` may allow fewer.
+# Maximum number of a tenant's running responses per process. `concurrent_requests` may allow fewer.
 _MAX_RUNNING_PER_TENANT = 256
 _CANCEL_TIMEOUT_S = 2.0
 
@@ -95,8 +95,8 @@ class BackgroundResponses:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for running responses until the rest of the drain and shutdown time has passed, then
-        cancel them."""
+        """Wait for running responses until the drain and shutdown time has passed, then cancel
+        them."""
         settings = self._service.settings
         grace = settings.drain_seconds + settings.shutdown_grace
         if self._draining_since is not None:
@@ -117,12 +117,12 @@ class BackgroundResponses:
     async def begin(self, request: RequestContext, ready: PreparedRequest, plan: StorePlan) -> str:
         """Start a background response and return its id once the response is stored as queued.
 
-        Raises what `Conversations.put` raises.
+        Raise the errors of `Conversations.put`. Raise Overloaded if the tenant runs too many.
         """
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
         store = partial(self._conversations.put, plan.tenant) if ready.stream else None
-        # Events may use half of the tenant's bytes. The other half is for the response itself.
+        # Events may use half of the bytes that the tenant may store, the response the other half.
         events = StoredEvents(answer.id, store, self._service.settings.conversations_bytes // 2)
         run = BackgroundRun(answer.id, plan.tenant, plan, events)
         # Log the generation separately at its end, not with this HTTP request.
@@ -138,7 +138,7 @@ class BackgroundResponses:
         request.batch = None
         queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         run.task = asyncio.create_task(self._run(run, answer, ready, context, queued))
-        await asyncio.shield(queued)  # A disconnected client does not cancel the start
+        await asyncio.shield(queued)  # start the response even if the client disconnects
         return run.id
 
     async def _run(
@@ -200,7 +200,8 @@ class BackgroundResponses:
         run.events.write(answer.wire().failure(to_failure(error)))
         try:
             await self._store(run, answer.final_response_and_event[0], "failed", FINISHED)
-        except GatewayError as worse:  # Once its lease expires, the response is reported as lost
+        # Only log this error: once the heartbeat is too old, the response is reported as lost.
+        except GatewayError as worse:
             log.error("%s has failed, which could not be stored: %s", run.id, worse.message)
 
     async def _store(
@@ -221,7 +222,7 @@ class BackgroundResponses:
                 self._draining_since = time.monotonic()
             runs = defaultdict[str, list[BackgroundRun]](list)
             for run in self.runs.values():
-                if run.beat_at or run.status == "in_progress":  # The response's record is stored
+                if run.beat_at or run.status == "in_progress":  # skip if no record is stored yet
                     runs[run.tenant].append(run)
             await asyncio.gather(*[self._maintain(name, own) for name, own in runs.items()])
 
@@ -245,15 +246,17 @@ class BackgroundResponses:
         try:
             await self._conversations.put(tenant, [beat_record(run.id, run.status) for run in runs])
         except ConversationTooLarge as error:
-            if len(runs) > 1:  # Retry each alone: the others must not appear dead
+            if len(runs) > 1:  # retry each alone: otherwise the other runs would appear dead
                 for run in runs:
                     await self._put_beats(tenant, [run])
             else:
                 log.warning("heartbeat of %s is not written: %s", runs[0].id, error.message)
 
     async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
-        """Cancel runs whose heartbeat record was replaced or deleted. Other workers do this to end
-        a response."""
+        """Cancel runs whose heartbeat record another worker has replaced or deleted.
+
+        A worker does so to cancel, delete or give up a response that this worker runs.
+        """
         beats = await self._conversations.get(tenant, [beat_id(run.id) for run in runs])
         for run, beat in zip(runs, beats, strict=True):
             if beat is None or beat.version > FINISHED:
@@ -266,7 +269,7 @@ async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
             continue
         try:
             await run.events.flush_if_due()
-        # Continue with the next response: this one has used up its bytes
+        # Log the error and continue with the next response: this one has used up its bytes
         except ConversationTooLarge as error:
             log.warning("events of %s are not stored: %s", run.id, error.message)
 

@@ -35,7 +35,7 @@ _RESPONSE_PARAMETERS: dict[str, str] = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-"""Chat parameters and their names in the Responses API, where the two differ."""
+"""Chat parameters that the Responses API names differently, each with its name in that API."""
 
 
 class ResponsesChat(ChatCompletionRequest):
@@ -46,8 +46,8 @@ class ResponsesChat(ChatCompletionRequest):
     tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """The item type and the names for the calls of each tool that is not a plain function. The key
-    is the model's name for the tool."""
+    """For each tool that is not a plain function: the item type and names of its calls. The key is
+    the tool's name in the prompt."""
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""
     """The request's fields that the response repeats, as a JSON object."""
@@ -58,7 +58,7 @@ class ResponsesChat(ChatCompletionRequest):
         return frozenset([name for name, tool in called if tool.kind == "custom_tool_call"])
 
     def _check_tool_messages(self) -> None:
-        """Skip this check: `check_outputs` checks call outputs once earlier items are loaded."""
+        """Skip the base class's check: `check_outputs` runs once earlier items are loaded."""
 
     def describe_path(self, path: str) -> str:
         if path == "response_format.json_schema.schema":
@@ -73,13 +73,13 @@ def parse(
     strict: bool = False,
     refuse_unknown: bool = False,
 ) -> Parsed[ResponsesChat]:
-    """Return a JSON body, validated and converted to a chat request.
+    """Validate a JSON body and return it as a chat request.
 
     Args:
         model: The request model to validate against.
         body: The JSON text.
         strict: Refuse parameters that would be accepted without effect.
-        refuse_unknown: Refuse parameters that no table lists.
+        refuse_unknown: Refuse parameters that are not known.
 
     Raises:
         InvalidRequest: A parameter is wrong; the error names the parameter.
@@ -117,11 +117,11 @@ def parse(
 def build_chat(
     original: ResponsePrompt, items: Sequence[Item], *, complete: bool = True
 ) -> ResponsesChat:
-    """Build the chat of a request from its items.
+    """Return the chat request that consists of these items.
 
     Args:
         original: The request.
-        items: Earlier items followed by the request's own, or a truncated list of both.
+        items: Earlier items followed by the request's own items. May be truncated.
         complete: False while earlier items are not loaded yet.
 
     Raises:
@@ -138,12 +138,15 @@ def build_chat(
 
 
 def rename_parameter(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with a chat's parameter renamed as in the Responses API."""
+    """Return the error with the Responses API's name of the chat parameter."""
     return rename_parameters(error, _RESPONSE_PARAMETERS)
 
 
 def _translate_tool_path(name: str, paths: Sequence[str]) -> str:
-    """Return the path in the original request for a path in the chat's tools, else `name`."""
+    """Convert a path in the chat's tools to the path in the original request.
+
+    Return any other path unchanged.
+    """
     match = TOOL_PATH.fullmatch(name)
     if match is None:
         return name

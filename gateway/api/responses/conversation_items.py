@@ -1,8 +1,8 @@
 """Items of a conversation: reading and adding.
 
-Each item is a record of its own, so adding an item never overwrites what another gateway wrote. An
-item's order is the time of its arrival in microseconds, or the last order plus one if that is
-later. So a gateway whose clock is slow cannot put an item before one that was already answered.
+Each item is a separate record, so adding an item never overwrites an item from another gateway. The
+order of an item is the time of its arrival in microseconds, or the last item's order plus one if
+that is later. So a gateway with a slow clock cannot put a new item before an earlier item.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ConversationHead(NamedTuple):
 
     Attributes:
         fields: `created_at` and `metadata`.
-        began_ms: `Conversations.redis_time_ms` at creation.
+        began_ms: the value of `Conversations.redis_time_ms` when the conversation was created.
     """
 
     fields: dict[str, Any]

@@ -50,9 +50,9 @@ async def create(request: Request) -> Response:
 
 
 async def _prepare(request: Request) -> tuple[PreparedRequest, StorePlan]:
-    """Return a request that is ready to run, and its plan of what to store.
+    """Prepare a request. Return it with the plan of what to store.
 
-    The parsed body, which may be many megabytes, is freed.
+    The parsed body, which may be many megabytes, is freed on return.
     """
     read = partial(parse, ResponseRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, rename_parameter) as received:
@@ -114,7 +114,7 @@ async def _truncate(received: ReceivedRequest[ResponsesChat], turn: PreparedTurn
 
 async def _start_background(request: Request, ready: PreparedRequest, plan: StorePlan) -> Response:
     background: BackgroundResponses = request.app.state.background
-    # No client waits for the first token, so latency limits do not apply.
+    # Remove the latency limits: no client waits for the first token.
     ready.batch.caller = replace(
         ready.batch.caller, first_token_within=None, max_expected_wait_s=None
     )
@@ -128,4 +128,4 @@ async def _start_background(request: Request, ready: PreparedRequest, plan: Stor
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
-"""The endpoint whose POST requests are served in front of FastAPI, by path."""
+"""Handlers by path of the POST requests that are served without FastAPI, to save CPU."""

@@ -1,7 +1,7 @@
-"""Events of a streamed response.
+"""SSE events of a streamed response.
 
-The constant prefix of text deltas is serialized only once per item. So a token costs the same as in
-a chat stream.
+The constant first bytes of text events are serialized only once per item. So a token costs the same
+as in a chat stream.
 
 See decision 014 in docs/decisions.
 """
@@ -20,7 +20,7 @@ _EVENT_END = b"}\n\n"
 
 
 class ResponseBuilder(Protocol):
-    """An answer whose events are streamed."""
+    """Builder of the response objects that the events of a stream contain."""
 
     form: Form
     holds_last_event: bool
@@ -30,7 +30,7 @@ class ResponseBuilder(Protocol):
         """Return the response object as JSON."""
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
-        """Return the response object of a complete or cut answer, as JSON."""
+        """Return the response object of a complete or truncated answer, as JSON."""
 
 
 class ResponseEventStream:
@@ -122,7 +122,7 @@ class ResponseEventStream:
         return frames + self._frame_text(text) if text else frames
 
     def _frame_text(self, text: str) -> bytes:
-        """Return the delta events for a piece of the open item's text."""
+        """Return the delta events for new text of the open item."""
         text_json = orjson.dumps(text)
         frames = b""
         for prefix in self._delta_prefixes:
@@ -143,7 +143,7 @@ class ResponseEventStream:
             )
             return frames
         if item.kind in ("custom_tool_call", "tool_search_call"):
-            self._delta_prefixes = ()  # The input is known only after all arguments
+            self._delta_prefixes = ()  # the input is only known when all arguments are complete
             return frames
         part = where | {"content_index": 0}
         frames += self._frame_event("response.content_part.added", **part, part=item.build_part(""))
@@ -184,7 +184,7 @@ class ResponseEventStream:
                 frames = self._frame_event(f"{kind}.delta", **where, delta=item_end["input"])
             frames += self._frame_event(f"{kind}.done", **where, input=item_end["input"])
         elif item.kind == "tool_search_call":
-            pass  # Such an item has no other events
+            pass  # a tool search call has no events for its arguments
         elif item.kind == "message":
             [part_end] = item_end["content"]
             kind, text, logprobs = (
@@ -223,6 +223,6 @@ class ResponseEventStream:
 
 
 def _build_delta_prefix(kind: str, members: dict[str, Any]) -> bytes:
-    """Return an event up to, but without, its sequence number and text."""
+    """Return the first bytes of a delta event, up to its sequence number."""
     head = orjson.dumps({"type": kind, **members})[:-1]
     return b"event: " + kind.encode() + b"\ndata: " + head + b',"sequence_number":'

@@ -27,9 +27,9 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""The model's name for a tool search. Also the call id of a search that has no `call_id`."""
+"""The tool search's name in the prompt, and the call id of a search without `call_id`."""
 FlatName = Callable[[str | None, str], str]
-"""Function that returns the model's name for a tool, given its namespace and its name in that
+"""Function that returns a tool's name in the prompt, given its namespace and its name in that
 namespace."""
 
 
@@ -42,7 +42,7 @@ def build_chat_messages(
     Args:
         instructions: The text of a leading system message.
         items: The items of the conversation.
-        flat: Returns the model's name for a called tool.
+        flat: Returns a tool's name in the prompt.
         before: The number of leading items that are not in the request's `input`.
 
     Raises:
@@ -58,8 +58,8 @@ def build_chat_messages(
 
 def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
-        # Use the role `system`, and one message for consecutive items: templates know only this
-        # older name, and most accept only one such message.
+        # Send `developer` as `system`: templates only know this older name. Merge consecutive
+        # system items: most templates accept only one system message.
         role = "system" if item.role == "developer" else item.role
         get_or_add_turn(turns, role).texts.append(join_text(item.content, f"{where}.content"))
     elif isinstance(item, CallOutputItem):
@@ -93,7 +93,7 @@ def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> N
 
 
 def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
-    """Return the model's names for tools, omitting hosted tools, which clients cannot run."""
+    """Return the names of tools in the prompt, without hosted tools, which clients cannot run."""
     names = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):

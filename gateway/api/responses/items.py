@@ -21,14 +21,16 @@ _ENCODED_PREFIX = "thoughts:"
 
 
 def encode_thoughts(thoughts: str) -> str:
-    """Encode reasoning as `encrypted_content`, for clients that return only that field. The text is
-    not secret."""
+    """Encode reasoning as `encrypted_content`, for clients that only send back this field.
+
+    The text is encoded in base64, not encrypted: it is not secret.
+    """
     return _ENCODED_PREFIX + urlsafe_b64encode(thoughts.encode()).decode()
 
 
 def decode_thoughts(content: str | None) -> str:
-    """Decode `encrypted_content`. Return "" for content of another server, which this model cannot
-    use."""
+    """Decode `encrypted_content`. Return "" for content from another server, which is unreadable
+    here."""
     if content is None or not content.startswith(_ENCODED_PREFIX):
         return ""
     try:
@@ -59,7 +61,7 @@ Thoughts = Annotated[list[ItemThought], Field(fail_fast=True)]
 
 
 class MessageItem(Lenient):
-    """A message, with `type` (as servers write it) or without (as people do)."""
+    """A message. Clients may leave out `type`, which servers always write."""
 
     type: Literal["message"] = "message"
     id: str | None = None

@@ -1,5 +1,7 @@
-"""Preparation of a request before its prompt is written: the history that the request continues is
-loaded, and a plan is made of what to store."""
+"""Preparation of a request of the Responses API.
+
+This module loads the history that the request continues, and plans what to store.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
-# Limit in bytes of one tenant's `StorePlan.new_items` in a process: eight bodies of maximum size.
+# Maximum bytes of `StorePlan.new_items` for one tenant in a process: eight bodies of maximum size.
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 _NEED_STORAGE = ("previous_response_id", "conversation", "background")
 
@@ -57,7 +59,7 @@ class StorePlan:
     Attributes:
         stores_response: True if the response itself is stored.
         is_background: True if no client waits for the response.
-        chain: The ids of the earlier responses.
+        chain: The ids of the earlier responses that the request continues.
         chain_bytes: The total size in bytes of the earlier responses' records.
         new_items: The request's new items as JSON, which is smaller than the parsed items.
         conversation: The conversation that receives the new items and the output.
@@ -83,8 +85,10 @@ class StorePlan:
         return self.stores_response or self.conversation is not None
 
     async def store(self, response: bytes, version: int = FINISHED, *more: Record) -> None:
-        """Store a response and the records `more` with it. Raises what `Conversations.put`
-        raises."""
+        """Store a response, and the records `more` together with it.
+
+        Raise the errors of `Conversations.put`.
+        """
         conversation = self.conversation
         if conversation is not None:
             [head] = await self.service.conversations.get(self.tenant, [conversation])

@@ -1,8 +1,8 @@
 """Token ids of a conversation's turns, stored with its responses.
 
-A turn is a part of a prompt that ends with the token that ends a message. As the token ids of
-earlier turns are stored, any gateway or worker that continues the conversation tokenizes only the
-new turns.
+A turn is the part of a prompt from the end of one message to the end of the next message. The token
+ids of earlier turns are stored. So any gateway or worker that continues the conversation only
+tokenizes the new turns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import StoredTurns
 
-# Fewer bytes are not stored, as storing them costs more than it saves. The turns of such a prompt
-# are stored with a later response.
+# Minimum bytes of a record of turns. Storing a smaller record costs more than it saves, so its
+# turns are stored with a later response.
 _MIN_STORED_BYTES = 2048
 
 
@@ -34,8 +34,10 @@ class CachedTurns:
         self._prompt: str | GuardedText = ""
 
     def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> chat_prompts.PromptsAndForm:
-        """Return the prompt as `system_messages.render_prompt` does, and register the stored token
-        ids, so that only new turns are tokenized. Thread-safe."""
+        """Return the prompt like `system_messages.render_prompt`. Thread-safe.
+
+        Also register the stored token ids with the tokenizer, so that it only tokenizes new turns.
+        """
         (prompt,), message = render_prompt(chat, form)
         assert not isinstance(prompt, list)  # A template writes text
         self._prompt = prompt
@@ -44,8 +46,10 @@ class CachedTurns:
         return [prompt], message
 
     def finish(self, *, store: bool) -> None:
-        """Save the new turns of the last prompt in `new` if `store` is set, and free the rest. Call
-        this once the prompt is tokenized."""
+        """Pack the new turns of the last prompt into `new` if `store` is set, and free other data.
+
+        Call this method after the prompt is tokenized.
+        """
         if store:
             new = self._prompts.pack_turns(self._prompt, stored=self._known)
             self.new = new if len(new) >= _MIN_STORED_BYTES else b""

@@ -41,7 +41,7 @@ PAGE = [
     describe_parameter("after", "The id of the item that comes before the page.", type="string"),
     INCLUDE,
 ]
-"""The parameters of a page, for the OpenAPI document."""
+"""The query parameters for paging, for the OpenAPI document."""
 
 
 class Page(NamedTuple):

@@ -32,8 +32,8 @@ class TenantLookups:
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
-        """The free slots. Streams that poll acquire a slot here directly: another limit bounds how
-        many streams there are."""
+        """The free slots. Polling streams acquire a slot here directly, and so are not limited like
+        waiting lookups: the number of streams has its own limit."""
         self._waiting = 0
 
     async def __aenter__(self) -> None:
@@ -79,7 +79,7 @@ class StoredLookup:
         conversations: The store.
         tenant: The tenant's name; "" without tenants.
         intake: The request's intake, which runs expensive work in threads.
-        slot: The context manager to enter while the size of the data is unknown.
+        slot: The tenant's lookup slots, to be entered while data of unknown size is read.
     """
 
     conversations: Conversations
@@ -105,7 +105,7 @@ async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterat
 
 
 def make_lookup(request: Request, tenant: Tenant | None, intake: Intake) -> StoredLookup:
-    """Make the lookup of a request whose intake already exists."""
+    """Return the lookup of a request whose intake already exists."""
     service = service_of(request.scope)
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
     name = tenant.name if tenant else ""

@@ -1,4 +1,4 @@
-"""Assembly of a chat's deltas into output items, in the order of arrival."""
+"""Assembly of generated deltas into output items of the Responses API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ID_PREFIXES: dict[Kind, str] = {
 }
 """Prefixes of item ids, by item type."""
 
-# A request body may be 100 levels deep. The other 10 levels are for what surrounds the arguments.
+# Maximum nesting depth of a call's arguments. A request body that sends the call back may be 100
+# levels deep. The other 10 levels are for the objects around the arguments.
 _MAX_ARGUMENT_DEPTH = 90
 
 
@@ -34,8 +35,8 @@ class Form(NamedTuple):
 
     Attributes:
         ids: The response id without its prefix; item ids contain it.
-        calls: The item type and the names for the calls of each tool that is not a plain function.
-            The key is the model's name for the tool.
+        calls: For each tool that is not a plain function: the item type and names of its calls. The
+            key is the tool's name in the prompt.
         with_summary: True if reasoning is also returned as a summary.
         with_encrypted: True if reasoning is also returned as `encrypted_content`.
         logprobs: Function that writes log probabilities of a message; None if not requested.
@@ -64,7 +65,7 @@ class Item:
 
     @property
     def text(self) -> str:
-        """The text so far: a call's arguments, or the input of a custom tool call."""
+        """The text so far. For a call, its arguments; for a custom tool's call, its input."""
         text = "".join(self.texts)
         return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
@@ -215,14 +216,14 @@ class Output:
 
 
 def build_items(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
-    """Return the items of a finished answer; `cut` applies to the last item."""
+    """Return the items of a finished answer. `cut` is True if the last item is truncated."""
     return [item.build_end(cut=cut and item is items[-1]) for item in items]
 
 
 def _parse_arguments(arguments: str) -> Any:
-    """Return the value of a call's arguments, or their text if a request could not hold the value.
+    """Return the parsed arguments of a call, or their text if they exceed the limits of a request.
 
-    A value that is too deep or too large would fail this response or the next request.
+    Otherwise this response, or the next request that sends the call back, would fail.
     """
     try:
         return strict_json.load(

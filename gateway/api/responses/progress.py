@@ -20,8 +20,8 @@ from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 
 POLL_INTERVAL_S = 0.25
-"""Seconds between two checks of a worker whether its responses were cancelled, and whether events
-are due to be stored."""
+"""Interval in seconds at which a worker checks if its responses were cancelled, and if events are
+due to be stored."""
 BEAT_INTERVAL_S = 1.5
 LEASE_S = 6.0
 """Age of a heartbeat in seconds, by the reader's clock, above which a response may be lost."""
@@ -35,8 +35,8 @@ LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK_BYTES = 64 * 1024
 _DELETE_BATCH = 64
-# Minimum time between small chunks as a share of the response's age. A response that takes a day
-# has 7,000 such chunks; a group may hold 10,000 records.
+# Minimum time between two small chunks, as a fraction of the response's age. A response that takes
+# a day then has 7,000 such chunks. A group may hold 10,000 records.
 _MIN_GAP_SHARE = 1 / 1000
 _EVENT_END = b"\n\n"
 _LOST_MEMBERS: dict[str, Any] = {
@@ -51,7 +51,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class Beat(NamedTuple):
-    """The status of a response at a time, in seconds since 1970."""
+    """The status of a response, and the Unix time in seconds at which the status was current."""
 
     status: Status
     at: float
@@ -62,7 +62,7 @@ def beat_id(response_id: str) -> str:
 
 
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
-    """Build a heartbeat record. `version` is that of a finished response; None if unfinished."""
+    """Build a heartbeat record. `version` is a finished response's version, otherwise None."""
     data = orjson.dumps([status, time.time()])
     at = now_us() if version is None else version
     return Record(beat_id(response_id), data, at, response_id)
@@ -170,7 +170,7 @@ class StoredEvents:
         """Store the new events. If `store` is given, call it instead of the usual function, even
         without new events.
 
-        Errors of the function pass through. The events are then retained for the next flush.
+        If the function raises, the events are retained for the next flush.
         """
         async with self._flush_lock:
             frames = bytes(self._pending)
@@ -208,6 +208,6 @@ class StoredEvents:
 
 
 async def delete_events(conversations: Conversations, tenant: str, response_id: str) -> None:
-    """Delete all stored events of a response. Raises what `Conversations.delete` raises."""
+    """Delete all stored events of a response. Raise the errors of `Conversations.delete`."""
     while chunks := await conversations.members(tenant, response_id, after=0, limit=_DELETE_BATCH):
         await conversations.delete(tenant, [chunk.id for chunk in chunks])

@@ -1,4 +1,4 @@
-"""The prompt of a request: written by its chat template, and truncated if requested."""
+"""The prompt of a Responses API request, truncated if the request asks for truncation."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ async def truncate(
     write: Write,
     before: Sequence[Item] = (),
 ) -> ResponsesChat:
-    """Return the chat without its oldest items, if it is too long for an answer to fit.
+    """Drop the oldest items if a chat is too long for an answer to fit, and return the chat.
 
-    The chat is returned unchanged without `truncation: auto`, and if no cut is enough. `before` are
-    the items that come before the request's own items. Leading instructions and tools of dropped
-    items are retained, and a call is dropped together with its outputs. If possible, the first
-    remaining item is a user message.
+    Return the chat unchanged without `truncation: auto`, or if no cut is enough. `before` are the
+    items that come before the request's own items. Leading instructions and tools of dropped items
+    are retained, and a call is dropped together with its outputs. If possible, the first remaining
+    item is a user message.
     """
     original = chat.original
     if original.truncation != "auto":
@@ -115,8 +115,8 @@ async def truncate(
     for reserve in reserves:
         if await fits(chat, reserve):
             return chat
-        # Small candidates run without yielding to other requests, and dozens may be tried: use a
-        # thread.
+        # Use a thread: dozens of candidates may be tried, and small ones would run on the event
+        # loop without yielding to other requests.
         intake.offload()
         if found := await find_longest(users, reserve) or await find_longest(cuts, reserve):
             return found
@@ -153,7 +153,7 @@ def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
 
 
 def _map_last_outputs(items: Sequence[Item]) -> dict[int, int]:
-    """Return the index of each call's last output by the call's index.
+    """Map the index of each call to the index of its last output.
 
     The output of a search without a `call_id` belongs to the nearest earlier such search.
     """

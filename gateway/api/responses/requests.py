@@ -48,7 +48,7 @@ class ResponsePrompt(Strict):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # Accepted only if the gateway stores responses.
+    # These fields are accepted only if the gateway stores responses.
     previous_response_id: str | None = None
     conversation: Conversation | None = None
 
@@ -77,8 +77,8 @@ class ResponsePrompt(Strict):
         """Return the fields of a chat request made of `items`: earlier items, then the request's
         own items.
 
-        `complete` is False while earlier items are not loaded yet. Raises UnsupportedParameter and
-        InvalidRequest.
+        `complete` is False while earlier items are not loaded yet. Raise UnsupportedParameter or
+        InvalidRequest if the items or tools cannot be converted.
         """
         if not items:
             found = (
@@ -157,7 +157,7 @@ class ResponseRequest(ResponsePrompt):
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # No effect on the answer.
+    # These fields have no effect on the answer.
     metadata: Metadata | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
@@ -167,15 +167,15 @@ class ResponseRequest(ResponsePrompt):
     service_tier: Label | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: Int64 | None = Field(None, ge=1)
-    # Accepted and ignored: this server has no such feature.
+    # These fields are accepted and reported as ignored: this server has no such features.
     context_management: list[Any] | None = None
     background_options: dict[str, Any] | None = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
-    # True is accepted only if the gateway stores responses.
+    # For these fields, true is accepted only if the gateway stores responses.
     store: bool | None = None
     background: bool | None = None
-    # Refused unless null: they would affect the answer, and are not supported.
+    # Only null is accepted: any other value would affect the answer, and is not supported.
     prompt: None = None
     moderation: None = None
 

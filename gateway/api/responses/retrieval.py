@@ -162,7 +162,7 @@ _WIRE = OPENAI._replace(done=b"", failure=_frame_failure)
 async def _find(
     request: Request, lookup: StoredLookup, response_id: str
 ) -> tuple[Record, Status | None]:
-    """Find a response as `UnfinishedResponses.find` does, and reserve memory for its bytes."""
+    """Find a response like `UnfinishedResponses.find`, and reserve memory for its bytes."""
     unfinished: UnfinishedResponses = request.app.state.unfinished
     record, status = await unfinished.find(lookup.tenant, response_id)
     await lookup.intake.reserve_history(len(record.data))

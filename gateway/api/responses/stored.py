@@ -1,9 +1,9 @@
-"""Format of stored responses, and the history of a request that continues one.
+"""Format of stored responses, and loading of the history that a request continues.
 
-A record contains the items that are new with its response, and the ids of the earlier responses. So
-continuing a conversation takes two reads: the last response, then all earlier ones at once. An
-item's id contains the id of the response or conversation it was stored with, so a referenced item
-is found without an index.
+The record of a response contains the items that were new in this response, and the ids of the
+earlier responses. So loading a conversation takes two reads: the last response, then all earlier
+responses at once. An item's id contains the id of the response or conversation with which the item
+was stored, so a referenced item is found without an index.
 
 See decision 070 in docs/decisions.
 """
@@ -143,7 +143,7 @@ def decode(record: Record) -> StoredResponse:
 def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
     """Return a request's items as JSON. Raise UnsupportedParameter for an item that a chat cannot
     contain."""
-    # Check a placeholder for a referenced item, which was validated when it was stored.
+    # Check a placeholder for each reference: a referenced item was validated when it was stored.
     chat_items = [_PLACEHOLDER if isinstance(item, items.ItemReference) else item for item in given]
     try:
         build_chat_messages(None, chat_items, Toolset().flatten_name)
@@ -156,7 +156,7 @@ def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
 
 
 def dump_items_json(given: Sequence[items.Item]) -> bytes:
-    """Return items as JSON bytes, without a check: they have already formed a chat."""
+    """Return items as JSON bytes. They are not checked, as a chat was already built from them."""
     return _ITEMS.dump_json([*given], exclude_none=True)
 
 
@@ -192,9 +192,11 @@ def build_turns_record(response_id: str, turns: bytes) -> Record:
 
 
 def response_id_of(item: str) -> str | None:
-    """Return the id of the response that an item was stored with, if it was; None if `item` is not
-    the id of a stored item. For an item that was added to a conversation, no response has that
-    id."""
+    """Return the id of the response with which an item may be stored. `item` is the item's id.
+
+    Return None if `item` is not the id of a stored item. If the item was added to a conversation
+    instead, no response with the returned id exists.
+    """
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
 
@@ -206,8 +208,8 @@ def now_us() -> int:
 
 
 def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """Return the items in long form, each with a new id that contains the digits of `owner`, a
-    response.
+    """Return the items in long form, with new ids that contain the digits of the response id
+    `owner`.
 
     Given ids are replaced: an item that is sent again may already be a record of this or another
     conversation, or may have been deleted.
@@ -325,8 +327,8 @@ async def resolve_references(
 ) -> list[Item]:
     """Return the items with each reference replaced by the item that it names.
 
-    The memory budget counts the `nbytes` of earlier items, and a referenced item once for each
-    reference: each occurrence is part of the prompt and of the stored record.
+    Memory is reserved for the `nbytes` of earlier items and for each occurrence of a referenced
+    item. Each occurrence becomes part of the prompt and of the stored record.
 
     Raises:
         NotFound: The tenant has no item of that id.
@@ -352,7 +354,10 @@ async def resolve_references(
     )
 
     def replace_references(records: Sequence[Record]) -> tuple[list[Item], int] | str:
-        """Return the items, and the bytes of the referenced ones; or the id of a missing item."""
+        """Return the items and the total bytes of the referenced items.
+
+        If an item is missing, return its id instead.
+        """
         found: dict[str, Item] = {}
         for record in records:
             if is_response_id(record.id):
@@ -367,8 +372,8 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # Of the two records, only one exists. So first read without waiting for records that may still
-    # be restored. Wait for them only if an item is missing.
+    # Only one of an item's two possible records exists. So first do not wait for records that may
+    # still be restored. Wait for them only if an item is missing.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

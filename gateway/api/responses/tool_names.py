@@ -1,4 +1,4 @@
-"""Names of tools: for the model, and in the items that represent calls."""
+"""Names of tools in the prompt, and in the items that represent calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 CallKind = Literal["function_call", "custom_tool_call", "tool_search_call"]
-# Maximum length of a name for the model: some templates and clients refuse longer names.
+# Maximum length of a tool's name in the prompt. Some templates and clients refuse longer names.
 _MAX_FLAT_CHARS = 64
 
 
@@ -19,8 +19,8 @@ class ToolCallNames(NamedTuple):
 
 
 def flat_name(namespace: str, name: str, *, short: bool = False) -> str:
-    """Return the model's name for a tool in a namespace. With `short`, or if the name would be too
-    long, the name ends with a digest."""
+    """Return the name in the prompt for a tool in a namespace. With `short`, or if the name would
+    be too long, the name ends with a digest."""
     between = "" if namespace.endswith("__") else "__"
     flat = f"{namespace}{between}{name}"
     if len(flat) <= _MAX_FLAT_CHARS and not short:

@@ -53,11 +53,11 @@ class GrammarFormat(Lenient):
 InputFormat = Annotated[
     Annotated[TextFormat, Tag("[text]")] | Annotated[GrammarFormat, Tag("[grammar]")], BY_FORMAT
 ]
-"""The format of a custom tool's input: any text, or one that a grammar describes."""
+"""The format of a custom tool's input: any text, or text that matches a grammar."""
 
 
 class CustomTool(OwnTool):
-    """A tool whose argument is one text."""
+    """A tool that is called with plain text instead of JSON arguments."""
 
     type: Literal["custom"]
     format: InputFormat | None = None
@@ -68,7 +68,7 @@ class CustomTool(OwnTool):
 
 
 class SearchTool(Lenient):
-    """A search for more tools. To the model, a search that the client executes is a function."""
+    """A search for more tools. If the client executes it, the model sees it as a function."""
 
     type: Literal["tool_search"]
     execution: Literal["server", "client"] | None = None

@@ -1,7 +1,8 @@
-"""Tools of a request, under the names by which the model calls them.
+"""Tools of a request, with their names in the prompt.
 
-A chat template knows only a flat list of functions. So a tool of a namespace gets the namespace as
-its prefix, and calls are returned to the client with both names.
+A chat template only supports a flat list of functions. So a tool in a namespace gets the namespace
+as a prefix of its name. Calls are returned to the client with the tool's own name and the
+namespace.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class OwnToolAt(NamedTuple):
         tool: the tool.
         where: the path of the tool in the request.
         namespace: the name of the tool's namespace; None without one.
-        about: the description of the tool's namespace.
+        about: the description of the tool's namespace; None without one.
     """
 
     tool: FunctionTool | CustomTool | SearchTool
@@ -64,7 +65,7 @@ class Toolset:
 
     Attributes:
         own: Tools that the client runs.
-        hosted: Tools that are omitted from the prompt.
+        hosted: Hosted tools, which are left out of the prompt.
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,8 @@ class Toolset:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], item_tools: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
-        """Return the tools of a request: those in `tools`, and those in items, given with the
-        items' paths.
+        """Return the tools of a request. `item_tools` has the path and the tools of each item that
+        contains tools.
 
         If an item repeats a tool, the first definition is used. Raise InvalidRequest for two tools
         with the same name, and for too many tools.
@@ -94,7 +95,7 @@ class Toolset:
         return toolset
 
     def flatten_name(self, namespace: str | None, name: str) -> str:
-        """Return the model's name for a tool, which need not be in this set."""
+        """Return a tool's name in the prompt. The tool need not be in this set."""
         if namespace is None:
             return name
         return self._names.get((namespace, name)) or flat_name(namespace, name)
@@ -116,8 +117,8 @@ class Toolset:
         return found
 
     def to_chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
-        """Return a choice in the syntax of chats. Raise InvalidRequest or UnsupportedParameter for
-        an invalid choice."""
+        """Return a choice in the format of chat requests. Raise InvalidRequest or
+        UnsupportedParameter for an invalid choice."""
         if isinstance(choice, str):
             return choice
         if isinstance(choice, AllowedTools):
@@ -132,8 +133,10 @@ class Toolset:
         )
 
     def build_functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
-        """Return tools in the syntax of chats. The description of a namespace's first tool begins
-        with that of the namespace."""
+        """Return tools in the format of chat requests.
+
+        The description of a namespace's first tool begins with the namespace's description.
+        """
         described: set[str] = set()
         functions = []
         for each in tools:
@@ -147,8 +150,8 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return the item type and the names for the calls of each tool that is not a plain
-        function. The key is the model's name for the tool.
+        """Return the item type and names for the calls of each tool that is not a plain function.
+        The key is the tool's name in the prompt.
 
         Models sometimes omit a namespace's prefix. So the name of a tool without the prefix is
         accepted too, if no other tool of the request has that name.
@@ -224,7 +227,7 @@ class Toolset:
         self.own.append(added)
 
     def _name_all(self) -> None:
-        """Give each tool of a namespace a unique name for the model. Raise InvalidRequest if two
+        """Give each tool of a namespace a unique name in the prompt. Raise InvalidRequest if two
         names collide."""
         claims = Counter(
             [name if space is None else flat_name(space, name) for space, name in self._names]

@@ -65,7 +65,7 @@ class UnfinishedResponses:
             # missing record can be slow.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             if beat is not None and beat.version >= FINISHED:
-                if beat != doubted:  # It ended between the reads: read again
+                if beat != doubted:  # the response ended between the two reads: read again
                     doubted = beat
                     continue
             elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):

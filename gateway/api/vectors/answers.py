@@ -38,7 +38,7 @@ def write_embeddings(rows: Any, first: int, *, as_base64: bool) -> bytes:
 
 
 def estimate_bytes(rows: int, width: int, *, as_base64: bool) -> int:
-    """Return about how many bytes embeddings take in memory, as numbers and as text together.
+    """Estimate how many bytes embeddings take in memory, as numbers and as text together.
 
     `rows` is the number of embeddings, `width` the count of numbers in each.
     """

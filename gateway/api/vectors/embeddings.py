@@ -1,4 +1,4 @@
-"""POST /v1/embeddings in OpenAI's form (API reference, "Create embeddings", 2026)."""
+"""POST /v1/embeddings in OpenAI's format (API reference, "Create embeddings", 2026)."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) 
 async def _write_pieces(
     asked: MappedCall[EmbeddingsRequest, EmbeddingModel], answers: list[Vectors], *, as_base64: bool
 ) -> list[bytes]:
-    """Return the JSON of the response, in pieces. The list `answers` is emptied."""
+    """Return the JSON body in pieces, to be sent one by one. The list `answers` is emptied."""
     entry, wanted = asked.model.entry, asked.wanted
     pieces, first = [b'{"object":"list","data":['], 0
     answers.reverse()

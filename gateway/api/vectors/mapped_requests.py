@@ -38,7 +38,7 @@ from gateway.tenancy.input_account import InputAccount
 
 
 class MappedRequest(Strict):
-    """Base of the requests to embedding and rerank models."""
+    """Base class of requests to embedding and rerank models."""
 
     model: str
 

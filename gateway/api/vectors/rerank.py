@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the form that Jina, Cohere and other servers use."""
+"""POST /v1/rerank, in the format that Jina, Cohere and other servers use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Arguments of a call: the state in which they ended, and their repair while they are streamed.
+"""Arguments of a tool call: repair while they are streamed, and a check at their end.
 
-The same rule applies to chat, Responses and Messages: a call is complete if its arguments are a
-JSON object. A custom tool's call may also have plain text instead, which is the tool's input. Such
-a call is complete if the model ended the text.
+The same rule applies to Chat Completions, Responses and Messages: a call is complete if its
+arguments are a JSON object. The arguments of a custom tool may also be plain text. The call is then
+complete if the model ended the text itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
 _LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
-# Complete pairs and other escapes are matched, too. Otherwise `\\ud83d`, which is an escaped
-# backslash and five letters, would be taken for half a pair.
+# Also match complete pairs and other escapes. Otherwise `\\ud83d` (an escaped backslash and five
+# letters) would be mistaken for half a pair.
 _LONE_SURROGATE = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
 _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11
@@ -31,10 +31,10 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
 
     Args:
         index: the number of the call.
-        arguments: all text of the arguments, as it was reported.
-        custom: True if the call is of a custom tool.
-        cut: True if a limit or a stop string ended the answer. The state of plain text is then
-            `open`, since the text does not show whether it is complete.
+        arguments: the complete text of the reported arguments.
+        custom: True for a call of a custom tool.
+        cut: True if a limit or a stop string ended the response. The state of plain text is then
+            `open`, because the text may be incomplete.
     """
     value = _read_object(arguments)
     state: State = "complete"
@@ -47,7 +47,7 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
 
 
 def _read_object(arguments: str) -> str | None:
-    """Return the arguments if they are a JSON object, or None if they are not.
+    """Return the arguments if they are a JSON object. Return None otherwise.
 
     NaN and Infinity, which are not JSON, are replaced by null.
     """
@@ -76,10 +76,11 @@ def _is_unclosed(arguments: str) -> bool:
 
 
 class SurrogateRepair:
-    """Repair of streamed JSON: half a surrogate pair, which JSON readers refuse, becomes U+FFFD.
+    """Repair of streamed JSON, which replaces a lone surrogate (half of a pair) by U+FFFD.
 
-    An escape that the end of a piece cuts is held back, at most 11 characters. Arguments that are
-    not an object, such as the text of a custom tool, are unchanged.
+    JSON parsers refuse lone surrogates. An incomplete escape at the end of a chunk is held back (at
+    most 11 characters). Arguments that are not an object, such as the text of a custom tool, are
+    unchanged.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class SurrogateRepair:
         self._is_object: bool | None = None
 
     def repair(self, piece: str) -> str:
-        """Return the repaired text, without an escape at its end that may continue."""
+        """Return the repaired text. Hold back an escape at its end that may be incomplete."""
         if self._is_object is None and piece and not piece.isspace():
             self._is_object = piece.lstrip().startswith("{")
         if not self._is_object or ("\\" not in piece and not self._held):
@@ -104,7 +105,7 @@ class SurrogateRepair:
 
     @staticmethod
     def _find_undecided(text: str) -> int:
-        """Return the index of an escape at the end that may continue, or the text's length."""
+        """Return the index of an incomplete escape at the text's end, or the text's length."""
         end = len(text)
         start = text.find("\\", max(end - _MAX_UNDECIDED_CHARS, 0))
         while start >= 0:

@@ -1,19 +1,20 @@
-"""Calls, or an answer in a format, for requests with both tools and a `response_format`.
+"""Guide and parser for requests with both tools and a `response_format`.
 
-At OpenAI the model decides whether to call tools or to answer. A guide applies from the first token
-on, so the guide has to allow both. The parser distinguishes three outputs by their beginning:
+In the OpenAI API, the model decides whether to call tools or to answer in the format. A guide for
+guided decoding applies from the first token on, so the guide must allow both. The parser
+distinguishes three outputs by their beginning:
 
 - the answer, which is an object;
 - a list of calls, as for a forced choice;
 - a single call without a list, `{"name": ..., "arguments": {...}}`. Most models were trained to
   write this within tags, which the guide does not allow.
 
-So this works only for formats whose object has known properties, and neither `arguments` nor
-`parameters` among them.
+This is possible only if the format is an object with known properties, and if no property is named
+`arguments` or `parameters`.
 
 Arguments must match the functions' schemas. If an engine cannot enforce one of these schemas, only
-the arguments of `strict` functions must match. For other functions, clients were not promised a
-match, so the request is not refused.
+the arguments of `strict` functions must match. Requests with other functions are not refused,
+because their clients do not rely on a match.
 
 See decision 016 in docs/decisions.
 """
@@ -39,7 +40,7 @@ from gateway.parsers.tools.parser import NotACall, Step, ToolParser
 
 _ANY_OBJECT: Schema = {"type": "object", "additionalProperties": True}
 _KEYS = ("arguments", "parameters")
-"""Keys for the arguments of a call; some models were trained on the first, others on the second."""
+"""Keys for the arguments of a call. Models were trained on one of these keys."""
 _MORE = frozenset(
     {
         *("patternProperties", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -51,22 +52,23 @@ _MORE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """The form of an output that is either an answer or calls.
+    """Format of an output that is either an answer or tool calls.
 
-    `may_have_name` is True if the answer may have a property `name`, as calls have.
+    `may_have_name` is True if the answer may have a property `name`, like a call.
     """
 
     may_have_name: bool
 
     @classmethod
     def beside(cls, schema: Any) -> Either | None:
-        """Return the form for answers of this schema.
+        """Return the format for answers that match this schema.
 
-        Return None if calls could not be distinguished from such answers.
+        Return None if tool calls cannot be distinguished from such answers.
         """
         if not isinstance(schema, dict) or schema.get("type") != "object":
             return None
-        # With `properties` but without `additionalProperties`, guides allow no other properties.
+        # A missing `additionalProperties` means False here: in schemas with `properties`, engines
+        # allow no other properties by default.
         named, needed = schema.get("properties"), schema.get("required", [])
         closed = schema.get("additionalProperties", False) is False and _MORE.isdisjoint(schema)
         if not closed or not named or not isinstance(named, dict) or not isinstance(needed, list):
@@ -110,8 +112,8 @@ def either_schema(
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
         defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
-    # Refer to the schema of a call and do not repeat it: engines expand an item of a bounded list
-    # as often as it may occur.
+    # Use references to the schema of a call instead of copies: engines expand the item schema of a
+    # bounded list once per possible item.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
     several = calls_schema([one], parallel=parallel)
     either = [{"$ref": "#/$defs/answer"}, several, one, other]
@@ -140,7 +142,7 @@ class EitherToolParser(JsonToolParser):
             char = yield from self._text(char, ())
 
     def _member(self, key: str, char: str) -> Step:
-        # In a call, the name comes before the arguments. Any other order is an answer.
+        # In a call, the name comes before the arguments. An object with another order is an answer.
         if self._undecided:
             if key not in (_KEYS if self._name is not None else ("name",)):
                 raise NotACall(char)
@@ -148,7 +150,7 @@ class EitherToolParser(JsonToolParser):
         return (yield from super()._member(key, char))
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Drop a call without arguments so far, unless it may be an answer."""
+        """End the text. Drop the text of a call without arguments, unless it may be an answer."""
         if self._undecided and self._is_call:
             self._drop()
         return super().finish(cut=cut)

@@ -1,4 +1,4 @@
-"""Events of a parser: the parts of a choice's text, in the order of generation."""
+"""Events of the parsers: content, reasoning and tool calls of a choice, in order of generation."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["complete", "malformed", "open"]
-"""State of a call's arguments. `open` means that they end within a string or before a closing
-bracket."""
+"""State of a call's arguments. `open` means that a closing quote or bracket is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The next piece of the message's content; never empty."""
+    """Further text of the message's content; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The next piece of the reasoning; never empty."""
+    """Further text of the reasoning; never empty."""
 
     text: str
 
@@ -38,10 +37,10 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the arguments of call `index`; never empty.
+    """Further text of the arguments of call `index`; never empty.
 
-    Joined, the pieces of a complete call are a JSON object, as the model wrote it. The pieces of a
-    cut call are the beginning of such an object.
+    The joined pieces of a complete call are a JSON object, as written by the model. The joined
+    pieces of an incomplete call are the beginning of such an object.
     """
 
     index: int
@@ -50,9 +49,9 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The end of call `index`; only a `complete` call may be executed.
+    """The end of call `index`. Only a `complete` call may be executed.
 
-    Parsers do not report the ends of calls; `MessageReader` does.
+    Parsers do not create this event; `MessageReader` does.
 
     Attributes:
         index: the number of the call.
@@ -71,14 +70,14 @@ Event = Content | CallStart | CallArguments
 
 
 class EventCollector:
-    """Collector of a parser's events. Text of the same kind is merged until `take` is called.
+    """Collector of a parser's events. Adjacent pieces of text are merged into one event.
 
-    So events do not depend on the pieces in which the parser reports text.
+    The events therefore do not depend on the sizes of the pieces that the parser adds.
     """
 
     def __init__(self) -> None:
         self.calls = 0
-        # True if the last generated part was a call.
+        # True if the last added event belongs to a call.
         self.in_call = False
         self._done: list[Event] = []
         self._pieces: list[str] = []

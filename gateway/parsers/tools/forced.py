@@ -1,15 +1,15 @@
-"""Guides for forced calls (a `tool_choice` that is `required` or names a function), and a parser.
+"""Guides and parser for forced calls: a `tool_choice` that is `required` or names a function.
 
-The guide makes the complete output JSON, independent of the form that the model was trained on: a
-list of `{"name": ..., "arguments": {...}}`. If the function is named, the list has one call.
-Without the list and the name, models fail, as they were trained to write a name before arguments:
-in a test, 0 of 20 outputs were right with a guide for the arguments alone, and 20 of 20 with a list
-of one call.
+A guide is a JSON schema for guided decoding. The complete output is then a JSON list of
+`{"name": ..., "arguments": {...}}`, independent of the model's own format. If the request names a
+function, the list has one call. A guide for the arguments alone would not work, because models were
+trained to write a name before arguments: in a test, 0 of 20 outputs were right with such a guide,
+and 20 of 20 with a list of one call.
 
-The guide is a JSON schema, which every engine with guided decoding supports. Calls between tags
-would need a grammar for each form.
+Every engine with guided decoding supports JSON schemas. Calls between tags would need a grammar for
+each format.
 
-If the output's limit cuts a call, the call is reported if its arguments have started. The JSON is
+If the token limit cuts a call, the call is reported if its arguments have started. The JSON is
 never reported as content.
 
 The module `either` does the same for outputs that may be an answer instead of calls.
@@ -31,14 +31,14 @@ from gateway.parsers.tools.parser import ToolParser
 Schema = dict[str, Any]
 
 _MAX_DEPTH = 100
-# Bound for models that do not end a list of calls: these would continue to the end of the context.
+# Some models never end a list of calls, and would continue until the context is full.
 MAX_CALLS = 8
-"""Maximum number of calls in one answer if the guide is a list of calls."""
+"""Maximum number of tool calls in a response with guided decoding."""
 _ROOT = "#/$defs/arguments"
 # Keywords whose value maps names to schemas, and keywords whose value is data and not a schema.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"const", "default", "enum", "examples"})
-# Keywords by which a schema may define the arguments elsewhere than in `properties`.
+# Keywords with which a schema may define arguments outside of `properties`.
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 
 
@@ -49,7 +49,7 @@ class ForcedCall:
     name: str | None = None
 
     def parser(self) -> ToolParser:
-        """Return a parser of outputs that match the guide."""
+        """Return a parser of outputs that match `calls_guide`."""
         return ForcedToolParser()
 
 
@@ -74,15 +74,15 @@ class ForcedToolParser(JsonToolParser):
 def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
     """Return the JSON schema of a list of calls to any of the functions, as text.
 
-    The list has one call, or one to `MAX_CALLS` calls if `parallel`. `functions` maps names to
-    `parameters`, as in requests. Raises InvalidRequest if a schema is nested too deep.
+    The list has exactly one call; if `parallel` is True, one to `MAX_CALLS` calls. `functions` maps
+    names to `parameters`, as in requests. Raises InvalidRequest if a schema is nested too deep.
     """
     calls = [
         call_schema([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)
     ]
     schema = calls_schema(calls, parallel=parallel)
-    # Copy each function's schema completely, with its own `$defs`. So names in the `$defs` of two
-    # functions cannot clash, and references only need a prefix.
+    # Copy each function's schema completely, with its own `$defs`. Equal names in the `$defs` of
+    # two functions then do not clash, and a prefix suffices to adapt the references.
     schema["$defs"] = {
         f"arguments{index}": move_arguments(name, parameters, f"{_ROOT}{index}")
         for index, (name, parameters) in enumerate(functions.items())
@@ -125,7 +125,7 @@ def move_arguments(function: str, parameters: Schema | None, root: str) -> Any:
 def _arguments(parameters: Schema | None) -> Schema:
     """Return the schema of a function's arguments, given its `parameters`.
 
-    As at OpenAI, a function without `parameters` has no arguments.
+    A function without `parameters` has no arguments, as in the OpenAI API.
     """
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -133,15 +133,16 @@ def _arguments(parameters: Schema | None) -> Schema:
         return parameters
     if "properties" in parameters:
         return {"type": "object"} | parameters
-    # Allow any object. Without `additionalProperties`, xgrammar allows only an empty one.
+    # Allow any object. Without `additionalProperties`, xgrammar would allow only an empty object.
     return {"type": "object", "additionalProperties": True} | parameters
 
 
 def move_references(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
-    """Return a copy of a schema for use at `root` of another document, with references adapted.
+    """Return a copy of a schema to embed at `root` of another document, with adapted references.
 
-    References to other documents are unchanged; the compiler refuses them. Raises InvalidRequest,
-    which names `param` and begins with `what`, if the schema is nested too deep.
+    References to other documents are unchanged; the engine's schema compiler refuses them. Raises
+    InvalidRequest if the schema is nested too deep. The error's text begins with `what`, and its
+    parameter is `param`.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequest(f"{what} are nested more than {_MAX_DEPTH} levels deep.", param=param)
@@ -162,8 +163,8 @@ def move_references(schema: Any, root: str, what: str, *, param: str, depth: int
             copy[keyword] = {name: within(part) for name, part in value.items()}
         elif keyword in _DATA:
             copy[keyword] = value
-        # Leave out `$id` and `$schema`: they would give the references another base than the
-        # document.
+        # Omit `$id` and `$schema`: with an `$id`, references would be relative to that URI instead
+        # of the document.
         elif keyword not in {"$id", "$schema"}:
             copy[keyword] = within(value)
     return copy

@@ -1,8 +1,8 @@
-"""Forms of tool calls by name, and detection of the form that a chat template asks for.
+"""Formats of tool calls by name, and detection of the format that a chat template asks for.
 
-The names are those of vLLM's parsers. Each form has a parser class, or a `TaggedForm` that
-describes its parser. The form `openai` (harmony) has both calls and channels, so `parsers/harmony`
-parses it.
+The names are those of vLLM's parsers. Each format has a parser class, or a `TaggedForm` that
+describes its tags. Only the format `openai` (harmony) is missing here: `parsers/harmony` parses it,
+because it also contains reasoning.
 
 See decision 017 in docs/decisions.
 """
@@ -83,7 +83,7 @@ _DEEPSEEK_V31 = TaggedForm(
 
 # <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
 # {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
-# The templates of Kimi-K2. A call's id has the function's name and the number of calls before.
+# The templates of Kimi-K2. A call's id has the function's name and the number of earlier calls.
 _KIMI_K2 = TaggedForm(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -157,12 +157,15 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
     for form, parser in PARSERS.items()
     if isinstance(parser, TaggedForm) and parser.parameters is not None
 )
-"""Forms in which arguments are written one by one. Their templates iterate over a call's arguments,
-so the arguments must be an object."""
+"""Formats in which each argument has its own tags.
 
-# A template asks for a form if it contains all of the form's words; the first such form is used.
-# Single words may be ambiguous: several forms have `<tool_call>`, and many templates have
-# `{"name": ...}`, since they show functions as JSON.
+The chat templates of these formats iterate over the arguments of earlier calls, so these arguments
+must be an object.
+"""
+
+# Words by which a format is detected. A template asks for the first format of which it contains all
+# words. A single word may be ambiguous: several formats have `<tool_call>`, and many templates have
+# `{"name": ...}`, because they list functions as JSON.
 _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -183,7 +186,7 @@ _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
 
 
 def guess(chat_template: str) -> Form | None:
-    """Return the form of calls that a chat template asks for; None if no known form is found."""
+    """Return the format of calls that a chat template asks for. Return None if it is unknown."""
     return next(
         (form for form, words in _WORDS if all(word in chat_template for word in words)), None
     )

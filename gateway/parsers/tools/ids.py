@@ -1,4 +1,4 @@
-"""Ids of tool calls: creation, and conversion of clients' ids to ids that a chat template takes."""
+"""Ids of tool calls: creation, and conversion to ids that a chat template accepts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MISTRAL_LENGTH = 9
 
 
 def new_id(form: Form) -> str:
-    """Return a random id: `call_` and 24 alphanumerics as at OpenAI; for Mistral 9 alphanumerics.
+    """Return a random id: `call_` and 24 alphanumeric characters, as in the OpenAI API.
 
-    Mistral's templates refuse or truncate all other ids (mistral-common,
-    `InvalidFunctionCallException`).
+    For Mistral, return 9 alphanumeric characters: Mistral's templates refuse or truncate all other
+    ids (mistral-common, `InvalidFunctionCallException`).
     """
     length = _MISTRAL_LENGTH if form == "mistral" else 24
     text = "".join(secrets.choice(_ALPHANUMERICS) for _ in range(length))
@@ -24,11 +24,12 @@ def new_id(form: Form) -> str:
 
 
 class TemplateIds:
-    """Converter of the ids of one conversation's calls to the form that its template accepts.
+    """Converter of the call ids of one conversation to ids that the chat template accepts.
 
     Equal ids stay equal, so calls and their results match. Ids for Kimi are always replaced: the
-    model expects that a call's id has the function's name and the number of earlier calls in the
-    conversation (model card of Kimi-K2, on tool calls). Its template shows these nowhere else.
+    model expects ids that contain the function's name and the number of earlier calls in the
+    conversation (model card of Kimi-K2, on tool calls). Kimi's template does not show the name
+    elsewhere.
     """
 
     def __init__(self, form: Form | None) -> None:
@@ -37,14 +38,14 @@ class TemplateIds:
         self._calls = 0
 
     def of_call(self, call_id: str, function: str) -> str:
-        """Return the id for the template of the conversation's next call."""
+        """Return the id of the conversation's next call for the template."""
         if self.form == "kimi_k2":
             self._numbered[call_id] = f"functions.{function}:{self._calls}"
             self._calls += 1
         return self.of_answer(call_id)
 
     def of_answer(self, call_id: str) -> str:
-        """Return the id for the template of the call to which a tool result belongs."""
+        """Return the id of a tool result for the template, equal to the id of its call."""
         if self.form == "mistral" and not _is_mistral(call_id):
             return _mistral(call_id)
         return self._numbered.get(call_id, call_id)

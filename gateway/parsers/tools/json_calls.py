@@ -1,8 +1,8 @@
 """Parsing of calls that are JSON objects: `{"name": ..., "arguments": {...}}`.
 
-Arguments are passed on as the model wrote them, character by character. Two mistakes are repaired:
-control characters within strings, which small models do not escape, and closing brackets that are
-missing before the closing tag. Brackets are counted but the JSON is not validated: the module
+Arguments are reported unchanged, character by character, with two exceptions. Control characters
+within strings, which small models do not escape, are escaped. Closing brackets that are missing
+before the closing tag are added. Brackets are counted, but the JSON is not validated: the module
 `arguments` handles arguments that are not a JSON object.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-# Keys that models write into a call.
+# Known keys of a call.
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
 _CLOSING = {"{": "}", "[": "]"}
-# Half a surrogate pair, which is not valid Unicode.
+# Matches a lone surrogate (half of a surrogate pair), which is not valid Unicode.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
@@ -27,14 +27,14 @@ class JsonToolParser(ToolParser):
     """Parser of calls that are JSON objects, with keys in any order and any whitespace.
 
     An object that is not within tags is a call only if it has a name, arguments and no unknown key.
-    Otherwise a JSON answer might be taken for a call. Within tags, unknown keys are skipped and
-    missing arguments are `{}`.
+    Other objects may be a JSON answer. Within tags, unknown keys are skipped, and missing arguments
+    are reported as `{}`.
     """
 
     def __init__(self, functions: Functions | None = None) -> None:
         super().__init__(functions)
         self._early: str | None = None
-        # Closing brackets that the last arguments lacked when a tag ended them.
+        # Closing brackets that were missing at the end of the last arguments.
         self._missing = ""
 
     def _object(self, char: str) -> Step:
@@ -115,9 +115,10 @@ class JsonToolParser(ToolParser):
         self._events.arguments(arguments)
 
     def _early_arguments(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Return arguments that cannot be streamed, and the next character.
+        """Parse arguments that cannot be streamed. Return them and the next character.
 
-        Arguments are parsed completely if they come before the name, are JSON in a string, or null.
+        This applies to arguments before the name, to arguments that are JSON in a string, and to
+        null.
         """
         if char == '"':
             text, char = yield from self._string(char)
@@ -162,8 +163,8 @@ class JsonToolParser(ToolParser):
         quoted = escaped = False
         missing: list[str] = []
         while True:
-            # In JSON, `<` occurs only in strings. So this `<` begins the tag after a call that has
-            # too few closing braces.
+            # In JSON, `<` occurs only in strings. Here, `<` therefore begins the closing tag of a
+            # call in which closing brackets are missing.
             if char == "<" and not quoted:
                 if sink == self._events.arguments:
                     self._missing = "".join(reversed(missing))

@@ -1,9 +1,9 @@
-"""Conversion of Python literals to JSON, character by character; only single numbers are evaluated.
+"""Conversion of Python literals to JSON, character by character.
 
-Anything that is not a literal becomes a JSON string of its source text. The parsing functions are
-generators that are sent one character at a time. Each one takes the first character of its part,
-passes JSON text to `sink`, and returns the first character after its part. NotACall is raised if
-there can be no value.
+Only single numbers are evaluated. Text that is not a literal becomes a JSON string. The parsing
+functions are generators that receive one character per `send`. The argument of a parsing function
+is the first character of the text to parse, and its result is the first character after that text.
+JSON text is passed to `sink`. NotACall is raised if the text cannot be a value.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CONSTANTS = {
     "null": "null",
 }
 _NUMBER = re.compile(r"[+-]?(0[xob][\da-f_]+|[\d_.]+(e[+-]?\d+)?)", re.IGNORECASE | re.ASCII)
-# Integers, and decimals (the group), that are also valid JSON. These are not passed to
-# `ast.literal_eval`, which takes 9 us.
+# Integers and decimals (the group) that are valid JSON. They need no `ast.literal_eval`, which
+# takes 9 us.
 _JSON_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}|(-?(?:0|[1-9]\d{0,17})\.\d{1,17})", re.ASCII)
 _STRING_PREFIXES = frozenset("rbufRBUF")
 _ESCAPES = {
@@ -49,15 +49,15 @@ _ESCAPES = {
     "'": "'",
     '"': '"',
 }
-# Escapes by character code: the number of digits, and their base.
+# Escapes that contain a character code: the number of digits and their base.
 _CODES = {"x": (2, 16), "u": (4, 16), "U": (8, 16)} | dict.fromkeys("01234567", (3, 8))
 
 
 def read_value(char: str, ends: str, sink: Sink) -> Step:
-    """Parse a value and the whitespace after it; `ends` are the characters that may follow.
+    """Parse a value and the whitespace after it. `ends` are the characters that may follow.
 
-    The parsers of nested values are on a stack here. If each one called the next, a character would
-    pass through one generator per level: 25 ms for 16,000 characters.
+    The parsers of nested values are on an explicit stack. With nested generators, each character
+    would pass through one generator per level, which takes 25 ms for 16,000 characters.
     """
     stack: list[_Reading] = [_value(char, ends, sink, 0)]
     given: Any = None
@@ -109,7 +109,7 @@ def _list(sink: Sink, depth: int) -> _Reading:
 
 
 def _parenthesis(sink: Sink, depth: int) -> _Reading:
-    """Parse a tuple, or one value in parentheses; only the end shows which of the two it is."""
+    """Parse a tuple, or a single value in parentheses."""
     pieces: list[str] = []
     values = commas = 0
     char = yield from _space((yield None))
@@ -138,7 +138,7 @@ def _dict(sink: Sink, depth: int) -> _Reading:
         if char != ":":
             raise NotACall(char)
         text = "".join(key)
-        # JSON allows only strings as keys.
+        # Convert a key that is not a string to a string: JSON allows only strings as keys.
         quoted = text if text.startswith('"') else json.dumps(text)
         sink(f"{separator}{quoted}: ")
         separator = ", "
@@ -153,8 +153,8 @@ def _dict(sink: Sink, depth: int) -> _Reading:
 
 
 def _atom(char: str, ends: str, sink: Sink) -> Step:
-    """Parse a number, a constant, or anything else up to one of `ends`."""
-    # A list, since a string held across a `yield` would be copied for each added character.
+    """Parse a number, a constant, or any other text up to one of `ends`."""
+    # Use a list: a string that is held across a `yield` would be copied for each added character.
     source: list[str] = []
     quote = ""
     depth = 0
@@ -181,7 +181,7 @@ def _atom(char: str, ends: str, sink: Sink) -> Step:
 
 
 def _string(char: str, sink: Sink, *, raw: bool = False) -> Step:
-    """Parse a string and the strings that directly follow it; they become one JSON string."""
+    """Parse a string literal and all adjacent string literals as one JSON string."""
     sink('"')
     while char in "'\"":
         char = yield from _read_quoted(char, sink, raw)
@@ -243,7 +243,7 @@ def _space(char: str) -> Step:
 
 
 def escape_json(text: str) -> str:
-    """Return the text as it is written in a JSON string; half a surrogate pair is escaped."""
+    """Return the text as it is written in a JSON string. Lone surrogates are escaped."""
     if text.isalnum():
         return text
     ascii_only = any("\ud800" <= char <= "\udfff" for char in text)
@@ -251,7 +251,7 @@ def escape_json(text: str) -> str:
 
 
 def _literal(source: str) -> str:
-    """Return the JSON of a number or constant; any other text becomes a JSON string."""
+    """Return the JSON of a number or constant. Return any other text as a JSON string."""
     if source in _CONSTANTS:
         return _CONSTANTS[source]
     if number := _JSON_NUMBER.fullmatch(source):

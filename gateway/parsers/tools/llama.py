@@ -1,10 +1,12 @@
-"""Calls of Llama 3.x: JSON objects separated by `;`, which may follow the token `<|python_tag|>`.
+"""Parser of tool calls of Llama 3.x: JSON objects, separated by `;`.
+
+The token `<|python_tag|>` may precede an object:
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}
 
-Source: Llama 3.1 and 3.2 prompt formats. As in vLLM's `llama3_json`, text may precede a call,
-`arguments` is accepted for `parameters`, and calls may also be separated by whitespace alone.
+Source: Llama 3.1 and 3.2 prompt formats. As in vLLM's `llama3_json`, text may precede a call, the
+key `arguments` is accepted instead of `parameters`, and whitespace alone may separate calls.
 """
 
 from __future__ import annotations

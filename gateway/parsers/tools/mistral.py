@@ -1,4 +1,6 @@
-"""Calls of Mistral's models: a JSON list after a token, or since tokenizer v11 name and arguments.
+"""Parser of tool calls of Mistral's models.
+
+The calls are a JSON list after a token. Since tokenizer v11, each call is a name and its arguments:
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
     [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
@@ -49,7 +51,7 @@ class MistralToolParser(JsonToolParser):
     def _separators(self, char: str) -> Step:
         """Parse the markers before the arguments: `[ARGS]`, or `[CALL_ID]` with an id and `[ARGS]`.
 
-        The id, which the model has made up, is dropped.
+        The id is dropped, because the model has invented it.
         """
         char = yield from self._space(char)
         while char == "[":

@@ -1,8 +1,9 @@
-"""Base class of the parsers of tool calls: text is parsed by character and held back if undecided.
+"""Base class of the parsers of tool calls.
 
-A parser is a generator that is sent one character at a time. So the result cannot depend on how the
-text was cut, and the code of a parser reads like a grammar. A parsing function (`Step`) takes the
-first character of its part and returns the first character after its part.
+A parser is a generator that receives one character per `send`. The result therefore does not depend
+on the sizes of the chunks in which the text arrives, and the code of a parser reads like a grammar.
+The argument of a parsing function (`Step`) is the first character of the text to parse, and its
+result is the first character after that text.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any, ClassVar
 from gateway.parsers.tools.events import Event, EventCollector
 
 Step = Generator[None, str, str]
-# The functions that a request offers: the JSON schema of their `parameters`, or None, by name.
+# The functions that a request offers, by name: the JSON schema of their `parameters`, or None.
 Functions = Mapping[str, Mapping[str, Any] | None]
 
 
 class NotACall(Exception):
-    """The text is not a call. `char` is the character at which this became clear; it is not
-    consumed."""
+    """The text is not a tool call. `char` is the first character that cannot be part of a call.
+
+    This character is not consumed yet.
+    """
 
     def __init__(self, char: str) -> None:
         super().__init__(char)
@@ -30,46 +33,46 @@ class NotACall(Exception):
 class ToolParser(ABC):
     """Parser that splits one choice's text into content and tool calls.
 
-    Text is emitted as content as soon as it cannot be the beginning of a call. Whitespace between
-    content and a call, and between calls, is dropped. Text that looked like a call but is none is
-    emitted unchanged.
+    Text that may be the beginning of a call is held back. If it is no call, it is reported
+    unchanged as content. Whitespace between content and a call, and between calls, is dropped.
 
-    `markers` are the tokens by which calls are recognized. Tokenizers may list them as special, but
-    detokenizing must not skip them. `functions` are needed only for forms in which the type of a
-    value is stated by the function's schema alone.
+    `markers` are the tokens by which calls are recognized. The detokenizer must output them even if
+    they are special tokens. `functions` are needed only for formats that do not show the type of a
+    value, so that the function's schema must be consulted.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    # True if calls are written within tags: text is then a call as soon as the name is known.
+    # True if calls are written within tags. After a tag and a name, the text is certainly a call.
     tagged: ClassVar[bool] = True
 
     def __init__(self, functions: Functions | None = None) -> None:
         self._events = EventCollector()
-        # True while the text may be a call. It is then held, and becomes content if it is no call.
+        # True while the text may be a call. The text is then in `_held`, and is reported as content
+        # if it turns out to be no call.
         self._undecided = False
         self._held: list[str] = []
-        # The name of the undecided call, once it has been read.
+        # The function's name in a text that may be a call; None until the name is parsed.
         self._name: str | None = None
         self._machine = self._run()
         next(self._machine)
 
     @property
     def calls(self) -> int:
-        """Return the number of calls that have started."""
+        """Number of calls that have started."""
         return self._events.calls
 
     def parse(self, text: str) -> list[Event]:
-        """Parse generated text, cut anywhere; return the events that are certain by now."""
+        """Parse the next chunk of text. Return the events that further text cannot change."""
         send = self._machine.send
         for char in text:
             send(char)
         return self._events.take()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text; return the events of text that was held back. A cut call is not completed.
+        """End the text. Return the events of held-back text. An incomplete call stays incomplete.
 
-        `cut` is True if a limit or a stop string ended the text. If a call's arguments have not
-        started, its markup is then dropped. If the model ended the text, such markup is content.
+        `cut` is True if a limit or a stop string ended the text. The markup of a call without
+        arguments is then dropped. If the model ended the text, such markup is content.
         """
         self._machine.close()
         held = "".join(self._held)
@@ -85,26 +88,26 @@ class ToolParser(ABC):
         return named or held.lstrip().startswith(self._opening_tags())
 
     def _opening_tags(self) -> tuple[str, ...]:
-        """Return the tags with which only a call begins, never content."""
+        """Return the tags that always begin a call, never content."""
         return self.markers
 
     @abstractmethod
     def _run(self) -> Generator[None, str, None]:
-        """Parse the text: a generator that is sent one character at a time and never ends."""
+        """Parse the text. The generator receives one character per `send` and never ends."""
 
     def _hold(self, char: str) -> None:
         if self._undecided:
             self._held.append(char)
 
     def _commit(self, name: str) -> None:
-        """Decide that the held text is the markup of a call, and report the start of the call."""
+        """Drop the held text, which is the markup of a call, and report the start of the call."""
         self._drop()
         self._events.start(name)
 
     def _release(self) -> None:
-        """Decide that the held text is content.
+        """Report the held text as content.
 
-        Whitespace at its end remains held, since a call may follow.
+        Whitespace at its end remains held, because a call may follow.
         """
         held = "".join(self._held)
         content = held.rstrip()
@@ -120,7 +123,7 @@ class ToolParser(ABC):
         self._name = None
 
     def _attempt(self, reading: Step) -> Step:
-        """Parse a possible call; if the text is no call, release the held text as content."""
+        """Parse a possible call. If the text is no call, report the held text as content."""
         try:
             return (yield from reading)
         except NotACall as no:
@@ -128,10 +131,10 @@ class ToolParser(ABC):
             return no.char
 
     def _text(self, char: str, tags: tuple[str, ...]) -> Step:
-        """Emit content until one of the tags is complete; return that tag.
+        """Report content until one of the tags is complete. Return that tag.
 
-        The tag and the whitespace before it are then held as undecided. The first character of a
-        tag must not occur again in any of the tags.
+        The tag and the whitespace before it are then held. The first character of a tag must not
+        occur again in any of the tags.
         """
         first = {tag[0] for tag in tags}
         partial = ""

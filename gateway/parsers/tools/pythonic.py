@@ -1,11 +1,11 @@
-"""Python-like calls: Llama 3.2 and 4 (pythonic), ToolACE.
+"""Parser of Python-like tool calls: Llama 3.2 and 4 (pythonic), ToolACE.
 
     [get_weather(city="Paris", days=3), get_time()]
 
-The list is at the beginning of the output, or after one of the form's tokens. Values are converted
-to JSON while they are parsed, and never evaluated. A value that is not a Python literal becomes a
-string of its source text: the templates of these models show unquoted values in their examples,
-such as `[get_weather(city=Paris)]`.
+The list is at the beginning of the output, or after one of the format's tokens. Values are
+converted to JSON while they are parsed, and are never evaluated as Python. A value that is not a
+Python literal becomes a string, because the templates of these models show unquoted values in their
+examples, such as `[get_weather(city=Paris)]`.
 
 Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
 """
@@ -25,8 +25,8 @@ _START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|
 class PythonicToolParser(ToolParser):
     """Parser of lists of Python-like calls.
 
-    A call is reported from its first keyword on, or at the closing parenthesis if it has no
-    arguments. Arguments are streamed.
+    The start of a call is reported at its first keyword, or at the closing parenthesis if the call
+    has no arguments. Arguments are streamed.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
@@ -98,8 +98,8 @@ class PythonicToolParser(ToolParser):
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
         """Parse a name of letters, digits and the characters `others`.
 
-        Requests allow characters in names that Python does not. Return the name and the next
-        character; the name is empty if it begins with a digit.
+        Names of functions and parameters may contain characters that Python names cannot. Return
+        the name and the next character; the name is empty if it begins with a digit.
         """
         letters: list[str] = []
         while char.isalnum() or char in others:

@@ -1,8 +1,8 @@
-"""Parsing of calls between tags, for forms that are described as data.
+"""Parser of tool calls between tags.
 
-A `TaggedForm` describes the tags of a form, and how names and arguments are written. The same
-`TaggedToolParser` parses all such forms. Missing closing tags, and missing or additional braces,
-are accepted, because small models make these mistakes.
+A `TaggedForm` describes a format: its tags, and the syntax of names and arguments. The class
+`TaggedToolParser` parses all such formats. It accepts missing closing tags, and missing or extra
+braces, because small models make these mistakes.
 
 See decision 017 in docs/decisions.
 """
@@ -27,13 +27,13 @@ _TAG = re.compile(r"<[^<>]+>")
 
 @dataclass(frozen=True)
 class Name:
-    """The form of a function's name, which comes before the arguments.
+    """Syntax of a function's name, which comes before the arguments.
 
     Attributes:
         opening: the opening tag of the call, before the name.
         before: text between `opening` and the name.
-        after: text after the name. If empty, the name ends at the first character that names do not
-            have.
+        after: text after the name. If empty, the name ends before the first character that cannot
+            be in a name.
         pattern: matches the text between `before` and `after`; the first group is the name.
     """
 
@@ -45,14 +45,15 @@ class Name:
 
 @dataclass(frozen=True)
 class ParameterTags:
-    """The form of arguments that are written one by one, with tags around key and value.
+    """Syntax of arguments with tags around each key and each value.
 
     The module `value_ends` decides which tags end a value.
 
     Attributes:
         key: the tags before and after a key.
         value: the tags before and after a value.
-        lines: True if a value is on lines of its own. The line breaks around it are no part of it.
+        lines: True if line breaks surround each value. These line breaks do not belong to the
+            value.
     """
 
     key: tuple[str, str]
@@ -62,14 +63,14 @@ class ParameterTags:
 
 @dataclass(frozen=True)
 class TaggedForm:
-    """Description of a form of calls between tags. Calling it returns a parser.
+    """Description of a format of tool calls between tags. Calling the instance returns a parser.
 
     Attributes:
         openings: the tags that may begin a call.
         closings: the tags that may follow a call, in this order.
-        name: the form of the function's name. None if a call is a JSON object with name and
+        name: the syntax of the function's name. None if a call is a JSON object with name and
             arguments, or a list of such objects.
-        parameters: the form of the arguments after a `name`; None if they are a JSON object.
+        parameters: the syntax of the arguments after a `name`; None if they are a JSON object.
     """
 
     openings: tuple[str, ...]
@@ -79,7 +80,7 @@ class TaggedForm:
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
-        """Return the tags that tokenizers may list as special tokens."""
+        """Tags that may be special tokens of a tokenizer."""
         tags = [*self.openings, *self.closings]
         if self.name is not None:
             tags += [self.name.before, self.name.after]
@@ -89,7 +90,7 @@ class TaggedForm:
 
     @cached_property
     def value_ends(self) -> ValueEnds:
-        """Return the recognizer of the endings of values. The form must have `parameters`."""
+        """Recognizer of the ends of values. Use this only if `parameters` is not None."""
         assert self.parameters is not None
         opening, closing = self.parameters.key[0], self.parameters.value[1]
         lines = self.parameters.lines
@@ -100,16 +101,16 @@ class TaggedForm:
 
 
 class TaggedToolParser(JsonToolParser):
-    """Parser of the calls of one form. `functions` are used only for the types of parameters."""
+    """Parser of the calls of one format. `functions` are used only for the types of parameters."""
 
     def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The current value, and the end of its text that may be the beginning of an ending.
+        # The current value, and text after it that may be the tags that end the value.
         self._open_value: _Value | None = None
         self._tail = ""
-        # The opening tag of the next call, if it has been consumed to find the end of a value.
+        # The opening tag of the next call, if the search for a value's end has consumed this tag.
         self._next_call = ""
         super().__init__()
 
@@ -228,10 +229,10 @@ class TaggedToolParser(JsonToolParser):
         return "" if self._next_call else (yield)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text; return the events of text that was held back.
+        """End the text. Return the events of text that was held back.
 
-        A call whose last value has ended is completed if the model ended the text. If the text was
-        cut, the call stays incomplete, since another parameter might have followed.
+        If the model ended the text after a complete value, the call is completed. If the text was
+        cut there (`cut`), the call stays incomplete, because more parameters might have followed.
         """
         value, self._open_value = self._open_value, None
         if value is not None:
@@ -244,7 +245,7 @@ class TaggedToolParser(JsonToolParser):
         return super().finish(cut=cut)
 
     def _key(self, form: ParameterTags) -> Generator[None, str, str]:
-        """Parse a key and the tags up to the value; return the key."""
+        """Parse a key and the tags before the value. Return the key."""
         key: list[str] = []
         end = form.key[1]
         while not (len(key) >= len(end) and "".join(key[-len(end) :]) == end):
@@ -255,7 +256,10 @@ class TaggedToolParser(JsonToolParser):
         return "".join(key[: -len(end)]).strip()
 
     def _read_typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
-        """Parse a value and report its JSON, streaming strings; return the ending of the value."""
+        """Parse a value and report its JSON. Return the text (tags) that ends the value.
+
+        A string is reported while it is generated, any other value at its end.
+        """
         value = self._open_value = _Value(types, self._events.arguments)
         ends = self._form.value_ends
         self._tail = ""
@@ -282,9 +286,9 @@ class TaggedToolParser(JsonToolParser):
         return types
 
     def _tag(self, char: str, tags: tuple[str, ...]) -> Generator[None, str, str]:
-        """Parse one of the tags and return it. No tag may be the beginning of another one.
+        """Parse one of the tags and return it. No tag may be a prefix of another tag.
 
-        The last character that is consumed is the tag's, unlike in other parsing functions.
+        Unlike other parsing functions, this function does not consume the character after the tag.
         """
         tag = char
         while any(each.startswith(tag) for each in tags):
@@ -297,8 +301,10 @@ class TaggedToolParser(JsonToolParser):
 
 
 class _Value:
-    """The value of one parameter while it is generated. Only a string is passed on before its
-    end."""
+    """Value of one parameter. A string is passed to `sink` while it is generated.
+
+    Any other value is passed to `sink` at its end, because only then its type is known.
+    """
 
     def __init__(self, types: frozenset[str], sink: Sink) -> None:
         self._types = types

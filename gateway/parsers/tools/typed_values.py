@@ -1,9 +1,10 @@
-"""Conversion of values that are text between tags to JSON, by the types in the function's schema.
+"""Conversion of the text of an argument (between tags) to JSON, by the types in a JSON schema.
 
-The rules are those of vLLM's parsers: if the schema's type is string, the value is the unchanged
-text. Otherwise the value is the text as JSON if it is valid JSON, and else a string. `True`,
-`False` and `None` are accepted, too. So are Python lists and dictionaries if the schema asks for an
-array or an object: templates write these into the prompt for the arguments of earlier calls.
+The rules are those of vLLM's parsers. If the schema's type is string, the value is a string with
+the unchanged text. Otherwise, valid JSON is used as it is, and any other text becomes a string.
+`True`, `False` and `None` are accepted, too. If the schema asks for an array or an object, Python
+lists and dictionaries are also accepted, because templates write the arguments of earlier calls in
+this way.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from gateway.parsers.tools.parser import NotACall
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Maximum number of a schema's parts to examine, and of its values and types: this runs on the event
-# loop, between two tokens.
+# Maximum number of subschemas to examine, and maximum number of their values and types. The number
+# is limited because this code runs on the event loop.
 _MAX_ITEMS = 1000
 # Maximum number of steps in a reference; no request body is nested more deeply.
 _MAX_REFERENCE_STEPS = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-# Longer text is not parsed as Python and becomes a string: parsing text of this length takes up to
-# 12 ms of the event loop.
+# Maximum length of text that is parsed as Python, which takes up to 12 ms on the event loop. Longer
+# text becomes a string.
 _MAX_LITERAL_CHARS = 16 * 1024
-# Text of a Python literal: strings, brackets, separators, constants and numbers. Text with other
-# words is an expression. No character is matched twice, so the time is linear.
+# Matches the text of a Python literal: strings, brackets, separators, constants and numbers. Text
+# with other words is an expression. No character is matched twice, so matching takes linear time.
 _LITERAL = re.compile(
     r"(?:'(?:[^'\\]|\\.)*+'"
     r'|"(?:[^"\\]|\\.)*+"'
@@ -51,7 +52,7 @@ _TYPES: Mapping[type, frozenset[str]] = {
 
 
 def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
-    """Return the JSON types that a function's schema allows for one parameter; empty if unknown."""
+    """Return the JSON types that a schema allows for the parameter `name`. Empty if unknown."""
     properties = (parameters or {}).get("properties")
     todo: list[Any] = [properties.get(name)] if isinstance(properties, Mapping) else []
     parts, values = _BoundedItems(), _BoundedItems()
@@ -76,8 +77,7 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value, given its text and the allowed JSON types; empty `types` allow
-    all."""
+    """Return the JSON of a value from its text. `types` are the allowed types; empty allows all."""
     source = text.strip()
     source = _PYTHON.get(source, source)
     try:
@@ -88,7 +88,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
             kinds = _TYPES[dict if source[0] == "{" else list]
         if not kinds & types:
             return f'"{escape_json(text)}"'
-    # If the schema allows a string, take the text as the string: templates write strings without
+    # If the schema allows a string, return the text as a string: templates write strings without
     # quotes.
     if "string" in types and (kinds == STRING or not kinds & types):
         return f'"{escape_json(text)}"'
@@ -96,7 +96,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _container(source: str) -> str:
-    """Return the JSON of a Python list, tuple or dictionary; "" for any other text."""
+    """Return the JSON of a Python list, tuple or dictionary. Return "" for any other text."""
     if source[:1] not in ("[", "{", "(") or len(source) > _MAX_LITERAL_CHARS:
         return ""
     if not _LITERAL.fullmatch(source):
@@ -116,20 +116,20 @@ def _container(source: str) -> str:
 
 
 class _BoundedItems:
-    """Limiter that takes items of several lists, at most `_MAX_ITEMS` in all."""
+    """Limiter of the total number of items taken from several lists to `_MAX_ITEMS`."""
 
     def __init__(self) -> None:
         self._left = _MAX_ITEMS
 
     def of(self, value: Any) -> list[Any]:
-        """Return the items of a list, as many as are left. Any other value is one item."""
+        """Return the items of a list up to the remaining limit. Any other value is one item."""
         found = (value if isinstance(value, list) else [value])[: self._left]
         self._left -= len(found)
         return found
 
 
 def _resolve_reference(root: Any, reference: Any) -> Any:
-    """Return the target of a reference within the schema; None if there is none."""
+    """Return the target of a reference within the schema `root`. Return None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for part in reference[2:].split("/", _MAX_REFERENCE_STEPS):

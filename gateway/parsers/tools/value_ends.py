@@ -1,13 +1,14 @@
-"""The end of a value between tags, whose text may contain the same tags.
+"""Detection of the end of an argument's value between tags.
 
-A closing tag ends a value only if, after white space, the next parameter or the end of the call
-follows. Until then the tag is held back. Models sometimes omit closing tags. So a value also ends:
+The text of a value may contain the same tags as the format. A closing tag therefore ends a value
+only if the next parameter or the end of the call follows, after optional white space. Until then,
+the tag is held back. Models sometimes omit closing tags. A value therefore also ends:
 
-- before the tag of the next parameter at the beginning of a line, in forms that write values on
-  lines of their own;
-- in the same forms, before all tags that end a call, at the beginning of a line; if the next call
+- before the tag of the next parameter at the beginning of a line, in formats with line breaks
+  around values;
+- in the same formats, before all tags that end a call, at the beginning of a line; if the next call
   follows, one of these tags suffices;
-- before a closing tag, or tags that end a call, as the last text of the answer.
+- before a closing tag, or before the tags that end a call, at the end of the response.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ _SPACE = rf"[ \t\n\r]{{0,{_MAX_SPACE_CHARS}}}"
 
 
 class _Part(NamedTuple):
-    """A part of an ending: a pattern of the complete part, and a pattern of any beginning of it."""
+    """Element of an ending, as two patterns: of the complete element, and of its prefixes."""
 
     full: str
     begun: str
 
 
 class ValueEnds:
-    """Recognizer of the endings of values, for one form of calls.
+    """Recognizer of the endings of values, for one format of calls.
 
-    An ending is the text after a value that shows that the value has ended.
+    An ending is text after a value that proves that the value has ended: mostly tags.
 
     Args:
         closing: the tag that closes a value.
         opening: the tag that opens the next parameter.
         calls: the tags that open a call.
         ends: the tags that end a call, in their order.
-        lines: True if values have lines of their own: a line break before an ending is then a part
-            of the ending.
+        lines: True if line breaks surround each value. A line break before an ending then belongs
+            to the ending.
     """
 
     def __init__(
@@ -64,19 +65,19 @@ class ValueEnds:
         )
 
     def may_begin(self, text: str) -> bool:
-        """Return True if the text is an ending or the beginning of one."""
+        """Return True if the text is an ending, or may become an ending."""
         return self._begun.fullmatch(text) is not None
 
     def is_ending(self, text: str) -> bool:
-        """Return True if the text is an ending, independent of what follows."""
+        """Return True if the text is an ending, independent of the text after it."""
         return self._ended.fullmatch(text) is not None
 
     def is_last(self, text: str) -> bool:
-        """Return True if the text is an ending as the last text of the answer."""
+        """Return True if the text is an ending when no more text follows."""
         return self._at_end.fullmatch(text) is not None
 
     def next_call(self, ending: str) -> str:
-        """Return the tag that opens the next call, if the ending includes one; otherwise ""."""
+        """Return the tag of the next call if `ending` ends with such a tag, otherwise ""."""
         return next((tag for tag in self._calls if ending.endswith(tag)), "")
 
     def split(self, text: str) -> tuple[str, str]:
@@ -95,7 +96,7 @@ def _tag(*tags: str) -> _Part:
 
 
 def _beginnings(tag: str) -> str:
-    """Return the pattern of all beginnings of a tag."""
+    """Return a pattern of all prefixes of a tag."""
     pattern = ""
     for char in reversed(tag):
         pattern = re.escape(char) + (f"(?:{pattern})?" if pattern else "")

@@ -1,9 +1,10 @@
 """Copies of all issued keys: in this process, on disk, and in Redis.
 
-*Trust.* With Redis, a process accepts no issued key before it has read Redis once, because its disk
-may lack a revocation that another gateway has made. Once Redis has been read, the process accepts
-its keys even while Redis is down. A marker file in the folder of the gateway's workers then shows
-later workers that the disk is up to date and can be trusted.
+If Redis is configured, a process accepts no issued key before it has read Redis once: another
+gateway may have revoked a key, and the copy on disk may not show this yet. After the first read,
+the process accepts issued keys even while Redis is down. It also creates a marker file in the
+folder of the gateway's workers. A worker that starts later finds the marker, and trusts the copy on
+disk without reading Redis.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class KeyCopies:
         self._joined_at: tuple[bytes | None, Stamp] | None = None
         """Revision of Redis and stamp of the disk at the last join of all copies.
 
-        None forces a join at the next poll.
+        Set to None to force a join at the next poll.
         """
         self._joined_disk_at: Stamp = _NEVER
         self.records: Records = {}
@@ -59,9 +60,10 @@ class KeyCopies:
             self._shared.close()
 
     def poll(self) -> None:
-        """Join all copies if Redis or the disk may have changed.
+        """Join all copies if the keys in Redis or on disk may have changed.
 
-        If Redis is down, join the disk's copy alone, and raise KeysUnavailable.
+        If Redis is down, join only the copies of this process and the disk, and raise
+        KeysUnavailable.
         """
         stamp = self._disk.stamp()
         try:
@@ -86,16 +88,16 @@ class KeyCopies:
 
         Raises:
             KeyNotFound: the id is unknown.
-            KeysUnavailable: Redis does not answer. All processes that share this disk have revoked
-                a known key; other gateways revoke it once Redis is back.
+            KeysUnavailable: Redis does not answer. If the key was known, it is revoked for all
+                processes that share this disk. Other gateways revoke it once Redis answers again.
         """
         if key_id not in self.records:
             with contextlib.suppress(OSError):
-                self._join(self._shared)  # another process may just have created the key
+                self._join(self._shared)  # read the copies: another process may have added the key
         record = self.records.get(key_id)
         if record is None:
             raise KeyNotFound(key_id)
-        # Revoke the key in this process first, in case Redis or the disk fails below.
+        # Revoke the key in this process first: it must be revoked even if Redis or the disk fails.
         self.records = join_records(self.records, [record.model_copy(update={"revoked": now})])
         try:
             self._join(self._shared)
@@ -129,8 +131,8 @@ class KeyCopies:
     def _join(self, shared: SharedKeys | None, *new: KeyRecord) -> None:
         """Join the records of this process, the disk, `shared` and `new`, and write all of them.
 
-        `shared` is None to leave Redis out. If the disk fails, the records of Redis are still added
-        to this process before OSError is raised.
+        If `shared` is None, Redis is neither read nor written. If the disk fails, the records of
+        Redis are added to this process before OSError is raised.
         """
         known: Records = join_records(self.records, new)
         with contextlib.suppress(OSError), self._disk.lock():
@@ -154,8 +156,8 @@ class KeyCopies:
                 self._disk.put(self.records)
             self._joined_disk_at = self._disk.stamp()
         if shared is self._shared:
-            # After a write to Redis, force another join at the next poll: Redis may have lost the
-            # write.
+            # After a write to Redis, force another join at the next poll. If Redis has lost the
+            # write, that join repeats the write.
             self._joined_at = None if missing else (revision, self._joined_disk_at)
 
     def _mark_trusted(self) -> None:
@@ -168,8 +170,8 @@ class KeyCopies:
 def _is_missing(record: KeyRecord, found: SharedKeysSnapshot) -> bool:
     """Return True if the record must be written to Redis.
 
-    An unreadable value in Redis may come from a newer release. It is replaced only by the record of
-    a revoked key.
+    An invalid value in Redis may come from a newer release of the gateway. Only the record of a
+    revoked key may replace it.
     """
     there = found.records.get(record.id)
     if record.revoked is not None:

@@ -1,10 +1,10 @@
-"""Copy of all issued keys on disk. Processes on one machine may share its folder.
+"""Copy of all issued keys on disk, in a folder that processes on one machine may share.
 
 ``keys.json``  the records of the keys
 ``used.json``  the last use of each key
 ``lock``       locked with flock while a file is changed
 
-A file is replaced atomically, after its new content was synced to the disk.
+A change writes a new file, syncs it to the disk, and then replaces the old file atomically.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lora_store.disk import lock_file, write_durably
 log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int] | None
-"""Inode, size and modification time of the file of records; None if they cannot be read.
+"""Inode, size and modification time of ``keys.json``; None if the file is missing or unreadable.
 
 The stamp changes whenever the file is replaced.
 """
@@ -29,7 +29,7 @@ The stamp changes whenever the file is replaced.
 class KeyDisk:
     """Files of the issued keys in one folder.
 
-    Methods block on I/O. All methods but `stamp` and `uses` raise OSError if the disk fails.
+    Methods block on I/O. If the disk fails, they raise OSError, except `stamp` and `uses`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class KeyDisk:
     def records(self) -> Records:
         """Return the records by id.
 
-        A corrupt file is renamed to ``keys.broken``, and the result is then empty.
+        If the file is corrupt, rename it to ``keys.broken`` and return an empty dict.
         """
         try:
             return parse_records(self._records.read_bytes())
@@ -68,7 +68,7 @@ class KeyDisk:
 
     @property
     def problem(self) -> str:
-        """Error of a corrupt file of records, while its renamed file exists; otherwise empty."""
+        """Error text while a corrupt file ``keys.broken`` exists, else ""."""
         if self._broken and not self._records.with_suffix(".broken").exists():
             self._broken = ""
         return self._broken
@@ -79,7 +79,7 @@ class KeyDisk:
     def uses(self) -> Uses:
         """Return the last use of each key.
 
-        Return an empty mapping if the file cannot be read, as last uses are only informative.
+        Return an empty mapping if the file cannot be read, because last uses are not essential.
         """
         try:
             return parse_uses(self._uses.read_bytes())

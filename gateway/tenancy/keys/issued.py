@@ -1,4 +1,4 @@
-"""Keys made over the API ("issued keys"), with an interface for the event loop."""
+"""API keys that were created over the API ("issued keys"), with an asynchronous interface."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _USES_INTERVAL_S = 60.0
 
 
 class IssuedKeys:
-    """Keys made over the API. They are passed on to `access` after each change.
+    """Store of the issued keys. After each change, the keys are passed to `access`.
 
-    Use as an async context manager, and run `follow` in a task inside. Methods raise
-    KeysUnavailable if Redis or the disk fails.
+    Use this as an async context manager, and run `follow` in a task inside the context. Methods
+    raise KeysUnavailable if Redis or the disk fails.
     """
 
     def __init__(self, copies: KeyCopies, access: Access) -> None:
@@ -47,7 +47,7 @@ class IssuedKeys:
         self._copies.close()
 
     async def follow(self) -> None:
-        """Apply changes by other processes within a second. Runs until cancelled."""
+        """Apply changes that other processes make, within a second. Runs until cancelled."""
         told = time.monotonic()
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -58,7 +58,7 @@ class IssuedKeys:
 
     @property
     def problem(self) -> str:
-        """Why keys made over the API are not current; empty if they are."""
+        """Error text if issued keys cannot be read or may be out of date, else ""."""
         if self._failure is None:
             return ""
         taken = "kept current" if self._copies.trusted else "taken yet"
@@ -71,7 +71,7 @@ class IssuedKeys:
 
     @property
     def records(self) -> list[KeyRecord]:
-        """Records of keys that are not revoked, oldest first.
+        """Records of keys that are not revoked, the oldest key first.
 
         Raises KeysUnavailable until the keys are loaded.
         """
@@ -81,7 +81,7 @@ class IssuedKeys:
         return sorted(live, key=lambda record: (record.created, record.id))
 
     def find(self, key_id: str) -> KeyRecord | None:
-        """Return the record of a key, None if the key is unknown or revoked."""
+        """Return the record of a key. Return None if the key is unknown or revoked."""
         record = self._copies.records.get(key_id)
         return None if record is None or record.revoked is not None else record
 
@@ -89,7 +89,7 @@ class IssuedKeys:
         return merge_uses(await self._run(self._copies.uses), self._access.uses)
 
     async def add(self, record: KeyRecord) -> None:
-        """Add a key. It is valid in this process at once, in others within a second."""
+        """Add a key, which is valid here at once, and in other processes within a second."""
         await self._run(partial(self._copies.add, record))
 
     async def revoke(self, key_id: str) -> None:
@@ -118,7 +118,7 @@ class IssuedKeys:
             try:
                 await self._run(partial(self._copies.put_uses, uses))
             except KeysUnavailable:
-                # store these uses together with the next ones
+                # Restore the uses, so that the next call stores them.
                 self._access.uses = merge_uses(uses, self._access.uses)
 
     async def _run(self, work: Callable[[], T]) -> T:

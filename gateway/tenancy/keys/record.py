@@ -1,8 +1,8 @@
-"""The record of a key made over the API: its hash, its tenant, and its expiry.
+"""Record of an API key that was created over the API: its hash, its tenant, and its expiry.
 
-A record changes at most once: when its key is revoked, which is final. To join two copies of a
-record, the revoked one is taken. Copies that are joined in any order therefore agree in the end,
-and an old copy never makes a revoked key valid again.
+A record changes at most once: when its key is revoked, which is final. If two copies of a record
+differ, the revoked copy wins. All copies therefore become equal, independent of the order in which
+they are joined, and an old copy never makes a revoked key valid again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KeyRecord(BaseModel):
 
     @property
     def id(self) -> str:
-        """Public id, derived from the key's hash: a leaked key can be identified by it."""
+        """Public id, derived from the key's hash. An admin can compute the id of a leaked key."""
         return key_id(self.hash)
 
 
@@ -55,7 +55,7 @@ def make_record(
     """Create a key. Return its record, and the key itself, which is not stored.
 
     Args:
-        tenant: name of the tenant that the key is for.
+        tenant: name of the tenant to whom the key belongs.
         note: the admin's note.
         expires_in: seconds until the key expires; None if it never expires.
         created_by: the admin's id.
@@ -93,10 +93,10 @@ def key_id(key_hash: str) -> str:
 
 
 def join_records(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
-    """Return `known`, joined with the records of `others`.
+    """Return the records of `known` and `others` in one dict, by id.
 
-    Of two records of the same key, the one in `known` wins, unless only the other one is revoked. A
-    different tenant or expiry in `others` is ignored: no gateway changes these.
+    If both have a record of the same key, the record in `known` wins, unless only the record in
+    `others` is revoked. Other differences are ignored, because no gateway changes other fields.
     """
     result = dict(known)
     for record in others:
@@ -113,8 +113,8 @@ def dump(record: KeyRecord) -> bytes:
 def parse_record(key_id: str, raw: bytes) -> KeyRecord:
     """Parse the JSON record of a key.
 
-    Raise ValueError if it is invalid or belongs to another key. The error's text quotes nothing of
-    `raw`.
+    Raise ValueError if the record is invalid or belongs to another key. The error's text does not
+    quote `raw`.
     """
     try:
         record = KeyRecord.model_validate_json(raw)
@@ -143,7 +143,7 @@ def parse_uses(raw: bytes) -> Uses:
 
 
 def merge_uses(*several: Uses) -> dict[str, int]:
-    """Return the latest use of each key."""
+    """Return the time of the latest use of each key in `several`."""
     result: dict[str, int] = {}
     for uses in several:
         for key, when in uses.items():

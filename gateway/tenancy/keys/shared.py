@@ -3,8 +3,9 @@
 ``api_keys``       hash: each key's record as JSON, by id, and the field ``@revision``
 ``api_keys:used``  hash: time of each key's last use in seconds since 1970, by id
 
-Each change sets ``@revision`` to a new random value. With a counter, two different contents could
-have the same revision: if Redis loses its last change, the next change would get the same number.
+Each change sets ``@revision`` to a new random value. A counter would not be safe: if Redis loses
+its last change, the next change gets the same number again, so two different sets of keys could
+have the same revision.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from lora_store.refusals import RefusedValues
 KEYS = "api_keys"
 USED = "api_keys:used"
 _REVISION = b"@revision"
-_TIMEOUT_S = 2.0  # for each command, and for connecting
+_TIMEOUT_S = 2.0  # timeout of each command and of each connect
 _RECORDS_AT_ONCE = 256
-_MAX_BYTES = 4096  # maximum size of a record; usual ones have about 300 bytes
-# Lua script that stores records. A valid key is stored with HSETNX, because it must not replace the
-# record of the same key if that is revoked. A revoked key is stored with HSET, and replaces any
-# record.
+_MAX_BYTES = 4096  # maximum size of a record; a usual record has about 300 bytes
+# Lua script that stores records. The record of a valid key is stored with HSETNX, because it must
+# not replace an existing record, which may be revoked. The record of a revoked key is stored with
+# HSET, which replaces any existing record.
 _PUT = """
 for i = 2, #ARGV, 3 do redis.call(ARGV[i], KEYS[1], ARGV[i + 1], ARGV[i + 2]) end
 redis.call('HSET', KEYS[1], '@revision', ARGV[1])
@@ -58,7 +59,7 @@ class SharedKeys:
     """
 
     def __init__(self, url: str, on_refused: Callable[[], object] = lambda: None) -> None:
-        """Prepare a connection. It is opened by the first command.
+        """Prepare a connection to Redis. The first command opens it.
 
         Args:
             url: URL of Redis, in a form that `lora_store.redis_url` describes.
@@ -80,8 +81,8 @@ class SharedKeys:
 
     def read(self) -> SharedKeysSnapshot:
         with self._client() as client:
-            # Read the revision before the records: if the records change in between, the next poll
-            # finds another revision and reads them again.
+            # Read the revision before the records. If a record changes in between, the next poll
+            # finds a new revision and reads the records again.
             revision: bytes | None = client.hget(KEYS, _REVISION)
             stored = read_hash(client, KEYS, _RECORDS_AT_ONCE)
         stored.pop(_REVISION, None)
@@ -98,7 +99,10 @@ class SharedKeys:
         return found
 
     def put(self, records: Sequence[KeyRecord]) -> None:
-        """Store records, in atomic batches of 256. See `_PUT` for keys that Redis has already."""
+        """Store records, in atomic batches of 256.
+
+        The record of a valid key never replaces an existing record; see `_PUT`.
+        """
         with self._client() as shared, write_verified(shared) as client:
             for start in range(0, len(records), _RECORDS_AT_ONCE):
                 arguments: list[object] = [secrets.token_hex(8)]
@@ -108,7 +112,7 @@ class SharedKeys:
                 client.eval(_PUT, 1, KEYS, *arguments)
 
     def uses(self) -> Uses:
-        """Return the last use of each key. Invalid values are left out without a warning."""
+        """Return the last use of each key. Invalid values are omitted without a warning."""
         with self._client() as client:
             found = read_hash(client, USED, _RECORDS_AT_ONCE)
         return {

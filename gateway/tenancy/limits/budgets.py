@@ -17,10 +17,15 @@ _WARN_AT = 0.8
 
 
 class BudgetReport(NamedTuple):
-    """Usage of a tenant's budget in Redis, after a call of the script.
+    """Usage of a tenant's budget in Redis, after a call of the Lua script `script.lua`.
 
-    `used` tokens of `limit` are used; `counted` of them were added by this call. The period of the
-    budget ends in `reset_ms` milliseconds.
+    Attributes:
+        tenant: the tenant's name.
+        name: the budget: tokens per day or per month.
+        limit: maximum number of tokens in the period.
+        used: number of tokens used in the period.
+        counted: number of tokens that this call has added to `used`.
+        reset_ms: milliseconds until the period ends.
     """
 
     tenant: str
@@ -32,11 +37,11 @@ class BudgetReport(NamedTuple):
 
 
 class BudgetUsage:
-    """Last known usage of budgets. Can be read from any thread.
+    """Last known usage of each tenant's budgets. Can be read from any thread.
 
-    Within a period, usage only grows, so the last report of each process is a lower bound. The
-    process that counted last has the exact value. The maximum over all processes is therefore
-    exact.
+    Within a period, usage only grows, so each process knows a lower bound: the usage at its own
+    last call to Redis. The process with the most recent call knows the exact usage. The maximum
+    over all processes is therefore exact.
     """
 
     def __init__(self) -> None:
@@ -45,10 +50,10 @@ class BudgetUsage:
         self._nearly_used: dict[str, tuple[str, float]] = {}
 
     def update(self, report: BudgetReport) -> None:
-        """Store a report, and log a warning if its call raised the usage above 80 % of the limit.
+        """Store a report. Log a warning if its call raised the usage above 80 % of the limit.
 
-        In each period, only one call by any gateway crosses 80 %. Each crossing is therefore logged
-        once.
+        Among the calls of all gateways, only one per period raises the usage above 80 %. The
+        warning is therefore logged once per period.
         """
         tenant, name, limit, used, counted, reset_ms = report
         ends = time.monotonic() + reset_ms / 1000
@@ -66,12 +71,12 @@ class BudgetUsage:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """Warning texts for budgets of which 80 % or more are used, by tenant and budget."""
+        """Warning texts for budgets that are at least 80 % used, by ``TENANT BUDGET``."""
         now, known = time.monotonic(), self._nearly_used.copy()
         return {budget: words for budget, (words, ends) in known.items() if ends > now}
 
     def used_of(self, tenant: str, name: LimitName) -> int | None:
-        """Return the tokens used in the current period, None if unknown."""
+        """Return the tokens used in the current period. Return None if the usage is unknown."""
         standing = self.used_and_reset(tenant, name)
         return None if standing is None else standing[0]
 

@@ -1,8 +1,8 @@
-"""Thread that runs the limits' Lua script in Redis, one pipeline of calls at a time.
+"""Thread that runs the Lua script of the limits in Redis, one pipeline of calls at a time.
 
-Many calls share a round trip. Because a thread of its own measures the timeouts, a busy event loop
-is never mistaken for a slow Redis. In a Redis cluster, all keys of a tenant are on one server. If a
-server of the cluster fails, Redis counts as down for all tenants.
+Many calls share a round trip to Redis. Timeouts are measured in this thread, so a busy event loop
+is never mistaken for a slow Redis. In a Redis cluster, all keys of a tenant are on one server. If
+any server of the cluster fails, Redis is considered down for all tenants.
 
 See decision 090 in docs/decisions.
 """
@@ -35,21 +35,21 @@ _RECONNECT_INTERVAL_S = 1.0
 _MAX_BATCH_CALLS = 64
 _FLUSH_S = 2.0
 
-# Error codes, besides those of `is_unavailable`, that mean a problem of the server, not of the key.
+# Redis error codes that mean a problem of the server, not of the key. `is_unavailable` has others.
 _CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
 # Tenant name for test calls. Names of real tenants never begin with a dot.
 _PROBE = ".probe"
 
 Answer = tuple[ScriptCall, "list[int] | None"]
-"""A call, and the numbers that the script returned.
+"""A call of the script, and the numbers that the script returned.
 
-The numbers are None if Redis did nothing, or if the outcome is unknown.
+The numbers are None if Redis did not execute the call, or if the result is unknown.
 """
 
 
 class ScriptCaller:
-    """Caller of the script. Takes calls from an event loop, and delivers the answers there."""
+    """Thread that calls the script. Calls come from an event loop, and answers return to it."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ScriptCaller:
             url: URL of Redis, in a form that `lora_store.redis_url` describes.
             timeout_s: timeout of each read in seconds.
             on_up: called from any thread when `up` may have changed, with its new value.
-            on_refused: called from the caller's thread when a tenant's key in Redis has invalid
-                content.
+            on_refused: called from this object's thread when a tenant's key in Redis has an
+                invalid value.
             on_answers: called on the event loop with the answers to submitted calls.
             on_connected: called on the event loop after each new connection.
 
@@ -92,13 +92,14 @@ class ScriptCaller:
         self._closing = threading.Event()
         self._sha = ""
         self.epoch = 0
-        """Number that changes with each lost connection, after which Redis may have lost data."""
+        """Number of lost connections. After each of them, Redis may have lost its data."""
 
     @property
     def up(self) -> bool:
         """True while Redis answers in time.
 
-        After one request has waited in vain, False until an answer arrives: others need not wait.
+        False after a request has waited for Redis until its timeout, until the next answer arrives.
+        Meanwhile, further requests need not wait for Redis.
         """
         return self._is_connected and not self._is_late
 
@@ -106,7 +107,7 @@ class ScriptCaller:
         self._loop = asyncio.get_running_loop()
         started = asyncio.Event()
         done = partial(self._post, started.set)
-        # Use a daemon thread: a thread of a pool would delay the interpreter's exit.
+        # Use a daemon thread. A thread of a pool would delay the interpreter's exit.
         self._thread = threading.Thread(target=self._work, args=(done,), name="limits", daemon=True)
         self._thread.start()
         # Wait for the connection, so that the first request is counted in Redis. Limit the wait,
@@ -118,7 +119,7 @@ class ScriptCaller:
             log.warning("Redis does not answer; limits are not shared yet")
 
     async def close(self) -> None:
-        """Send the calls that were submitted, and end the thread. Waits up to two seconds."""
+        """Send the submitted calls to Redis, and end the thread. Waits up to two seconds."""
         self._closing.set()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, _FLUSH_S)
@@ -126,7 +127,7 @@ class ScriptCaller:
     def submit(self, call: ScriptCall) -> bool:
         """Hand a call to the thread. Return False, and drop the call, while Redis is down.
 
-        An accepted call is always answered, if necessary with None.
+        Each accepted call gets an answer through `on_answers`: None if Redis fails.
         """
         with self._lock:
             if self._is_connected:
@@ -134,7 +135,7 @@ class ScriptCaller:
             return self._is_connected
 
     def set_late(self, is_late: bool) -> None:
-        """Record that a request was not answered in time (True), or that answers arrive (False)."""
+        """Record that Redis has missed a request's timeout (True), or that it answers (False)."""
         if is_late != self._is_late:
             with self._lock:
                 was_up, self._is_late = self.up, is_late
@@ -145,9 +146,9 @@ class ScriptCaller:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            return  # the event loop is closed, so nothing waits for the callback
+            return  # ignore the error: the event loop is closed, so nothing waits for the callback
 
-    # The methods below run in the caller's thread.
+    # The methods below run in the thread of this `ScriptCaller`, not on the event loop.
 
     def _work(self, started: Callable[[], object]) -> None:
         if not self._connect():
@@ -166,7 +167,7 @@ class ScriptCaller:
         self._primary.close()
 
     def _make_round_trip(self) -> bool:
-        """Send the waiting calls to Redis in one round trip. Return True if it was the last."""
+        """Send the waiting calls to Redis in one round trip. Return True if the thread must end."""
         batch, ended = self._next_batch()
         try:
             with self._primary.use() as client:
@@ -174,11 +175,11 @@ class ScriptCaller:
                     answers = self._run(client, batch)
                     self._post(self._on_answers, [*zip(batch, answers, strict=True)])
                 elif not isinstance(client, load().RedisCluster):
-                    client.ping()  # notice even without calls if the server becomes a replica
+                    client.ping()  # without calls, detect here if the server becomes a replica
         except failure_types() as error:
             log.warning("limits are not shared now: Redis fails: %s", describe(error))
             self._disconnect(batch)
-        except Exception:  # the thread must continue: all requests with limits depend on it
+        except Exception:  # do not end the thread: all requests with limits depend on it
             log.exception("limits are not shared now")
             self._disconnect(batch)
         return ended
@@ -189,8 +190,8 @@ class ScriptCaller:
         try:
             with self._primary.use() as client:
                 self._sha = client.script_load(script.SCRIPT)
-                # Test a script that writes: a Redis that lacks replicas or memory loads scripts,
-                # but refuses their writes.
+                # Test with a script that writes. If Redis has too few replicas or no free memory,
+                # it loads scripts but refuses their writes.
                 self._run(client, [Lease(_PROBE, lambda: 0.0).call(probe)])
         except failure_types() as error:
             self._why = describe(error)
@@ -202,9 +203,10 @@ class ScriptCaller:
         return True
 
     def _next_batch(self) -> tuple[list[ScriptCall], bool]:
-        """Wait for calls. Return the waiting calls, at most 64, and True if no more will follow.
+        """Wait for calls. Return at most 64 calls, and True if no more calls will follow.
 
-        Return no calls if none arrives until the next check of the server's role is due.
+        Return an empty list if no call arrives within `ROLE_CHECK_S` seconds. The caller then
+        checks the role of the Redis server.
         """
         batch: list[ScriptCall] = []
         try:
@@ -221,8 +223,8 @@ class ScriptCaller:
     def _run(self, client: Any, calls: Sequence[ScriptCall]) -> list[list[int] | None]:
         """Run calls in one round trip, and return the script's answers.
 
-        An answer is None if the call failed because of its key's content, or if the answer is
-        invalid. Any other error of a call is raised.
+        An answer is None if the call failed because of its key's value in Redis, or if the answer
+        is invalid. Any other error of a call is raised.
         """
         results, lost = self._run_pipelines(client, calls), errors().NoScriptError
         if any(isinstance(result, lost) for result in results):
@@ -251,9 +253,9 @@ class ScriptCaller:
         return answer
 
     def _run_pipelines(self, client: Any, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run calls in one pipeline for each server, and return their results in order.
+        """Run calls in one pipeline for each server. Return results and errors in order of calls.
 
-        (The pipeline of redis-py's cluster client would need two round trips.)
+        The pipeline of redis-py's cluster client is not used: it would need two round trips.
         """
         lease_ms = int(LEASE_S * 1000)
         commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
@@ -274,9 +276,9 @@ class ScriptCaller:
         return results
 
     def _disconnect(self, batch: Sequence[ScriptCall]) -> None:
-        """Mark Redis as down, and answer all waiting calls with None.
+        """Mark Redis as down, and answer the calls of `batch` and all queued calls with None.
 
-        The new epoch voids all units that Redis has granted.
+        The new epoch invalidates all units that Redis has granted to this process in advance.
         """
         with self._lock:
             self.epoch += 1

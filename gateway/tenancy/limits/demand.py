@@ -1,7 +1,7 @@
-"""Recent demand of a tenant at this process, from which the next request to Redis is sized.
+"""Recent demand of a tenant's requests in this process for units of its limits.
 
-A process asks Redis for blocks of units (requests, tokens or concurrent requests) in advance. Time
-is divided into ticks of equal length.
+A unit is a request, a token or a concurrent request. A process asks Redis for blocks of units in
+advance. The demand of the last ticks (periods of equal length) gives the size of the next block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 _RECENT_TICKS = 4
 _MIN_REQUESTS = 4
-"""Minimum number of requests, recent and in a block, for which a block of units is worthwhile."""
+"""Minimum number of recent requests for which a block is requested in advance.
+
+A block is also at least large enough for this number of requests.
+"""
 
 
 class _Tick(NamedTuple):
@@ -21,7 +24,7 @@ class _Tick(NamedTuple):
 
 
 class UnitDemand:
-    """Number of units of one type that requests took and gave back in the last ticks."""
+    """Statistics of the units of one type that requests took and gave back in the last ticks."""
 
     __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
 
@@ -56,12 +59,12 @@ class UnitDemand:
 
     @property
     def floor(self) -> int:
-        """Number of units that four average requests take. A smaller block is of no use."""
+        """Minimum size of a block: the number of units that four average requests take."""
         return _MIN_REQUESTS * max(1, -(-self._units // max(1, self._requests)))
 
     @property
     def wish(self) -> int:
-        """Number of spare units that the next tick may need; 0 if requests are rare."""
+        """Number of units to have in reserve for the next tick; 0 if requests are rare."""
         if self._requests < _MIN_REQUESTS:
             return 0
         rise = max([self._high - self._low, *[tick.rise for tick in self._recent]])

@@ -1,10 +1,10 @@
 """Lease of one tenant: units that Redis has granted to this process in advance.
 
 The units of limits are requests, tokens and slots (concurrent requests). Redis counts granted units
-as used until the process reports how many were really used, or until the lease expires. A request
-that fits into the unused ("spare") units is therefore admitted by this process alone, with a few
-additions. The sliding windows in Redis count the request in the second of the report, which may be
-later than the request, but never earlier.
+as used until the process reports how many were really used, or until the lease expires. Granted
+units that no request has taken yet are "spare". A request that fits into the spare units is
+admitted without a call to Redis. The sliding windows in Redis count the request in the second of
+the report, which may be later than the request, but never earlier.
 
 See decision 089 in docs/decisions.
 """
@@ -34,11 +34,11 @@ LEASE_S = 15.0
 TICK_S = 0.25
 _RENEW_INTERVAL_S = 5.0
 _MAX_REPORT_DELAY_S = 1.0
-"""Seconds after which a locally admitted request must have been reported to Redis."""
+"""Maximum time in seconds until a request that was admitted without Redis is reported to Redis."""
 _MAX_REFUSAL_AGE_S = 1.0
-"""Seconds for which a refusal is repeated without asking Redis.
+"""Maximum time in seconds for which a refusal is repeated without asking Redis.
 
-Limited, because Redis may lose its counts in the meantime.
+The time is short because Redis may lose its counts meanwhile, and would then admit the request.
 """
 
 
@@ -54,8 +54,8 @@ class Lease:
     Attributes:
         in_flight: True while the last call has no answer.
         called_at: time of the last call, in seconds of the clock.
-        is_urgent: True if the next call should be sent at once, because other gateways may wait for
-            the units that it gives back.
+        is_urgent: True if the next call should be sent at once: other gateways may wait for the
+            units that the call gives back.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Lease:
         Args:
             tenant: the tenant's name.
             clock: returns the monotonic time in seconds.
-            epoch: returns a number that changes when Redis may have lost its grants.
+            epoch: returns a number that changes when Redis may have lost the record of this lease.
         """
         self.tenant = tenant
         self.in_flight = False
@@ -79,7 +79,7 @@ class Lease:
         self._limits: dict[LimitName, int] = {}
         self._budgets: Mapping[LimitName, int] = {}
         self._known_budgets: Mapping[LimitName, int] | None = None
-        """Budgets of the last `spend`, all of which are in `_budgets`."""
+        """Budgets of the last `spend`. All of them are in `_budgets`."""
         self._spare, self._shares = [0, 0, 0], [0, 0, 0]
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]
@@ -127,7 +127,7 @@ class Lease:
     def build_refusal(self, request: LimitRequest, grant: Grant) -> Decision:
         """Return the decision for a request that Redis has refused.
 
-        A refusal that stays true for a while is stored, and `decide` repeats it.
+        A refusal that remains correct for some time is stored, and `decide` repeats it.
         """
         quotas: dict[str, Quota] = {}
         for name, unit, is_budget in units_of_request(request).limits:
@@ -137,8 +137,8 @@ class Lease:
             else:
                 quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
-        # Store refusals by requests_per_minute only: requests are never given back, so without
-        # spare ones the limit stays exhausted for `wait_ms`.
+        # Store only refusals by requests_per_minute. Requests are never given back, so this limit
+        # remains exhausted for `wait_ms` unless a gateway has spare requests.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
             self._refusal = request, decision
         return decision
@@ -165,8 +165,8 @@ class Lease:
             freed[TOKENS] = max(0, released - still_held - used)
         self._held[SLOTS] -= slots
         now = self._clock()
-        # Reuse freed units here only far from all limits. Near a limit, give them back, so that
-        # Redis can distribute them.
+        # Keep freed units in this process only if the usage is far below all limits. Near a limit,
+        # give them back to Redis, which may grant them to other gateways.
         may_reuse = self._is_covered(now) and self._is_calm
         for unit in (TOKENS, SLOTS):
             self._demands[unit].give_back(freed[unit])
@@ -181,8 +181,8 @@ class Lease:
 
     def spend(self, spending: Spending) -> None:
         if spending.budgets is not self._known_budgets:
-            # Never remove budgets: a request from before a configuration change, which does not
-            # know a new budget, must still be counted in it.
+            # Never remove budgets. A request that started before a configuration change does not
+            # name a new budget, but its tokens must count in that budget.
             self._budgets = {**self._budgets, **spending.budgets}
             self._known_budgets = spending.budgets
         self._spent += spending.tokens
@@ -194,12 +194,12 @@ class Lease:
         self._changed = True
 
     def _update_calm(self) -> None:
-        """Set `_is_calm`: True if no limit is so close that a gateway may wait for units."""
+        """Set `_is_calm`: True if usage is so low that no gateway needs to wait for units."""
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
-        """Return True while Redis counts this lease's spare units as used.
+        """Return True while the lease is valid: Redis counts its spare units as used.
 
         Otherwise drop the spare units and return False.
         """
@@ -210,7 +210,7 @@ class Lease:
 
     @property
     def has_surplus(self) -> bool:
-        """True if there are more spare units than needed here, and other gateways may need them."""
+        """True if this process has more spare units than it needs while other gateways may wait."""
         if self._is_calm:
             return False
         bounds = zip(self._spare, self._demands, self._shares, strict=True)
@@ -218,7 +218,7 @@ class Lease:
 
     @property
     def is_idle(self) -> bool:
-        """True if no report to Redis is due, and this process holds no units of the tenant."""
+        """True if nothing must be reported to Redis, and this process holds no units."""
         return not (self._changed or self.in_flight or any(self._held) or any(self._spare))
 
     def tick(self) -> bool:
@@ -232,12 +232,12 @@ class Lease:
         return any(self._held) and now - self.called_at >= _RENEW_INTERVAL_S
 
     def lose(self) -> None:
-        """Record that a call will not be answered. Redis may have executed it or not."""
+        """Record that the call in flight has failed. Redis may or may not have executed it."""
         self.in_flight = False
         self._schedule_report(0.0)
 
     def restate(self) -> None:
-        """Record that Redis may have lost its data: a full report is due now."""
+        """Make a report to Redis due now. Called when Redis may have lost its data."""
         self._schedule_report(0.0)
 
     def call(
@@ -249,12 +249,13 @@ class Lease:
     ) -> ScriptCall:
         """Return the next call to Redis, which reports usage and asks for units.
 
-        Until the call is answered, only the spare units can admit requests.
+        Until Redis answers the call, only requests that fit into the spare units are admitted.
 
         Args:
-            head: the first waiting request, which the script decides; None if none waits.
+            head: the first waiting request, which the script admits or refuses; None if no request
+                waits.
             queued: further waiting requests, for which the script grants units if it can.
-            is_last: give up all spare units, because the process ends.
+            is_last: True to give up all spare units, because the process ends.
         """
         wished = [0 if is_last else demand.wish for demand in self._demands]
         now = self._clock()
@@ -298,7 +299,7 @@ class Lease:
         )
 
     def _learn_limits(self, request: LimitRequest) -> None:
-        """Store a request's limits. They replace all known limits on the same units."""
+        """Store a request's limits. They replace all stored limits that count the same units."""
         taken = units_of_request(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}
         self._limits = {**request.limits, **others}

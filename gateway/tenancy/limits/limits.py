@@ -1,4 +1,4 @@
-"""Tenants' limits, counted in Redis or by this process, and the errors for refused requests."""
+"""Counting of the tenants' limits, in Redis or in this process, and errors for refused requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from gateway.tenancy.limits.reservation import CountedRequest, Reservation
 class Limits:
     """Counter of all tenants' limits.
 
-    Counts in Redis. While Redis is down, counts locally, refuses requests or admits them, as
-    `when_redis_is_away` in the configuration says. Without Redis, always counts locally.
+    Usage is counted in Redis. While Redis is down, `when_redis_is_away` in the configuration
+    decides for each limit: count in this process, refuse requests, or ignore the limit. If no Redis
+    is configured, all usage is counted in this process.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Limits:
             shared: the limits in Redis; None without Redis.
             on_refused: called with the tenant and the limit of each refused request.
             standings: usage of budgets, as reported by `shared`.
-            on_alone: called for each request that was not counted in Redis because Redis is down.
+            on_alone: called for each request that is not counted in Redis because Redis is down.
         """
         self._shared = shared
         self._local = LocalLimits(lambda: time.monotonic_ns() // 1_000_000)
@@ -50,7 +51,7 @@ class Limits:
         self._last_quotas: dict[
             str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]
         ] = {}
-        """Quotas of the last request, and the time of it, by tenant and set of limits.
+        """Quotas of the last request and its time, by tenant and by the names of its limits.
 
         The time is in seconds of `time.monotonic`.
         """
@@ -58,8 +59,8 @@ class Limits:
     def report(self, tenant: str) -> dict[LimitName, Quota]:
         """Return the usage of a tenant's limits, as of its last request at this process.
 
-        Counts of a minute that have expired since then are reported as 0. Usage is stored for every
-        tenant forever, because there are only as many as configured tenants.
+        Usage of a period that has ended since then is reported as 0. The usage of a tenant is never
+        dropped; the number of tenants is bounded by the configuration.
         """
         now = time.monotonic()
         known: dict[LimitName, Quota] = {}
@@ -88,11 +89,13 @@ class Limits:
         self._unavailable_policies = configuration.limits.when_redis_is_away
 
     async def count(self, tenant: Tenant | None, slots: int) -> Reservation:
-        """Count a request, before its body is read, and take `slots` for it.
+        """Count a request in the tenant's limits, before the request's body is read.
+
+        The returned reservation holds `slots` concurrent requests.
 
         Raises:
             RateLimited: a limit is reached.
-            LimitsUnavailable: a limit may not be counted without Redis, which is down.
+            LimitsUnavailable: Redis is down, and a limit must not be counted locally.
         """
         reservation = Reservation(self, tenant)
         if tenant is not None and tenant.request_limits:
@@ -102,7 +105,7 @@ class Limits:
         return reservation
 
     async def take(self, request: LimitRequest) -> CountedRequest:
-        """Count a request if its limits allow it, and return the decision, which may be a refusal.
+        """Count a request if its limits allow it. Return the decision, which may be a refusal.
 
         Raise LimitsUnavailable if Redis is down and a limit must not be counted locally.
         """
@@ -127,23 +130,27 @@ class Limits:
         known[tuple(request.limits)] = decision.quotas, time.monotonic()
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
-        """Count used tokens in the tenant's budgets; while Redis is down, once it is up again."""
+        """Count used tokens in the tenant's budgets.
+
+        While Redis is down, the tokens are stored and counted once Redis is up again.
+        """
         if self._shared is not None and (budgets := tenant.budgets):
             self._shared.spend(Spending(tenant.name, budgets, tokens))
 
     def build_refusal(
         self, taken: CountedRequest, limit: LimitName, quotas: Mapping[str, Quota]
     ) -> RateLimited:
-        """Return the error for a refused request, and count it."""
+        """Return the error for a refused request, and report the refusal to `on_refused`."""
         self._on_refused(taken.request.tenant, limit)
         return _build_refusal(taken.request, taken.decision, limit, quotas)
 
     def _refuse_by_budget(self, request: LimitRequest) -> Decision | None:
-        """Refuse a request if its tenant's budget was exhausted by the last report of Redis.
+        """Refuse a request that exceeds a budget according to the last report of Redis.
 
-        Called when Redis has not answered. Within a period the usage of a budget only grows, so an
-        old report suffices for a refusal. Without this, a tenant could overspend whenever Redis is
-        slow. Return None if the reports do not justify a refusal.
+        Return None if the request fits all budgets, or if their usage is unknown. Called when Redis
+        has not answered in time; without this check, a tenant could exceed its budget whenever
+        Redis is slow. An old report suffices, because the usage of a budget only grows within a
+        period.
         """
         for name, limit in request.budgets.items():
             standing = self._standings.used_and_reset(request.tenant, name)
@@ -154,7 +161,7 @@ class Limits:
         return None
 
     def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
-        """Return the request with only those limits that are counted locally without Redis.
+        """Return a copy of the request with only the limits to count locally while Redis is down.
 
         Raise LimitsUnavailable if the configuration refuses requests with one of its limits.
         """
@@ -179,8 +186,8 @@ def _build_refusal(
     if wait_ms == NEVER:
         message = f"Request too large for the limit of {facts}."
         return RateLimited(message, limit=refused, wait_ms=None, quotas=quotas)
-    # Report an exhausted budget only if used tokens alone exceed it. Otherwise the reserved tokens
-    # of running requests fill it, and some of these may be given back soon.
+    # Report an exhausted budget only if the used tokens and this request exceed it. Otherwise the
+    # budget is full only with tokens that running requests have reserved, and may soon give back.
     if LIMITS[refused].budget and quota.used + requested > quota.limit:
         again = datetime.fromtimestamp((decision.now_ms + wait_ms) // 1000, UTC)
         used = f"limit {quota.limit}, used {quota.used}, requested {requested}"

@@ -1,8 +1,8 @@
 """Limits counted by this process alone, with the same arithmetic as in Redis (`script.lua`).
 
-A window slides by full seconds: counts of second s expire when second s + 61 begins. The limit is
-therefore never exceeded in any 60 seconds. (A token bucket would admit twice the limit in its first
-minute.)
+A limit per minute has a sliding window that moves by full seconds: amounts counted in second s
+expire when second s + 61 begins. The limit is therefore never exceeded in any 60 seconds. (A token
+bucket would admit twice the limit in its first minute.)
 
 See decision 088 in docs/decisions.
 """
@@ -26,16 +26,16 @@ from gateway.tenancy.limits.request import (
 
 
 class Window:
-    """Sliding window of one minute: an amount for each of the last seconds.
+    """Sliding window of one minute: the amount that was counted in each of the last seconds.
 
-    Seconds are numbers of the clock's full seconds.
+    A second is an integer: the clock's time in seconds, rounded down.
     """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def total(self, second: int) -> int:
-        """Return the sum of amounts that have not expired in `second`, and drop all others."""
+        """Return the sum of the amounts that have not expired in `second`. Drop expired ones."""
         for old in [at for at in self._counts if at < second - WINDOW_S]:
             del self._counts[old]
         return sum(self._counts.values())
@@ -44,9 +44,9 @@ class Window:
         self._counts[second] = self._counts.get(second, 0) + amount
 
     def wait_ms(self, now_ms: int, excess: int) -> int:
-        """Return the milliseconds until counts of at least `excess` in total have expired.
+        """Return the milliseconds until amounts of at least `excess` in total have expired.
 
-        Return BUSY_WAIT_MS if all counts together are less than `excess`.
+        Return BUSY_WAIT_MS if all amounts together are less than `excess`.
         """
         if excess <= 0:
             return 0
@@ -57,7 +57,7 @@ class Window:
         return BUSY_WAIT_MS
 
     def reset_ms(self, now_ms: int) -> int:
-        """Return the milliseconds until all counts have expired."""
+        """Return the milliseconds until all amounts have expired."""
         return _expiry_ms(max(self._counts)) - now_ms if self._counts else 0
 
 
@@ -76,8 +76,8 @@ class _Counts:
 class LocalLimits:
     """Counter of all tenants' limits in this process.
 
-    Not thread-safe: use an instance in one event loop only. Budgets are not counted, because a
-    restart would reset them.
+    Not thread-safe: use an instance on one event loop only. Budgets are not counted, because their
+    counts would be lost at a restart.
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
@@ -138,7 +138,7 @@ class LocalLimits:
 def find_longest_wait(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:
     """Return the limit with the longest wait, and this wait in milliseconds or NEVER.
 
-    Of several limits with the longest wait, the first is returned. Return (None, 0) if no limit
+    If several limits have the longest wait, return the first of them. Return (None, 0) if no limit
     requires a wait.
 
     Args:

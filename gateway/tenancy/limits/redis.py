@@ -1,9 +1,10 @@
 """Limits counted in Redis, shared by all workers and gateways.
 
-A tenant has the key ``limits:{<tenant>}`` and, if it has budgets, ``budgets:{<tenant>}``.
-`script.lua` describes their content. A request that fits into the tenant's spare units (see
-`lease`) is admitted without a call to Redis. All other requests wait for a call. Each tenant has at
-most one call in flight; requests that arrive meanwhile share the next call.
+Each tenant has a Redis key ``limits:{<tenant>}``, and a tenant with budgets also has a key
+``budgets:{<tenant>}``. `script.lua` describes the values of these keys. A request that fits into
+the tenant's spare units (see `lease`) is admitted without a call to Redis. All other requests wait
+for a call. Each tenant has at most one call in flight; requests that arrive meanwhile share the
+next call.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from gateway.tenancy.limits.script import ScriptCall, parse_grant, parse_reports
 
 log = logging.getLogger(__name__)
 
-# Redis usually answers in less than a millisecond, but pauses while it forks for a snapshot.
+# Default timeout of each read. Redis usually answers in less than a millisecond, but pauses while
+# it forks for a snapshot.
 TIMEOUT_S = 0.25
 _LATE_LOG_INTERVAL_S = 60.0
 _MAX_QUEUED_REQUESTS = 64
-"""Maximum number of requests behind the first one for whose units a call also asks."""
+"""Maximum number of further waiting requests for which one call asks for units."""
 
-# Seconds for which a request is retried before it is refused, if spare units of other gateways
-# would admit it. Within this time, other gateways give back spare units that they do not need.
+# Seconds for which a request is retried before it is refused, if it would be admitted with the
+# spare units of other gateways. Within this time, other gateways give back unneeded spare units.
 _RETURN_WAIT_S = TICK_S + 0.15
 _RETURN_POLL_INTERVAL_S = 0.05
 
@@ -49,8 +51,10 @@ class _Pending:
     Attributes:
         request: the request.
         answer: the decision; None if Redis fails.
-        refusal: the decision that the request gets unless other gateways give units back.
-        until: time from which the request is refused even if other gateways may give units back.
+        refusal: the refusal that the request gets unless other gateways give units back in time;
+            None until Redis has refused the request.
+        until: time at which the request is refused even if other gateways may still give units
+            back, in seconds of the event loop's clock.
     """
 
     __slots__ = ("answer", "refusal", "request", "until")
@@ -78,7 +82,7 @@ class _Account:
         self.lease = lease
         self.waiting: deque[_Pending] = deque()
         self.is_polling = False
-        """True while a timer runs after which Redis is asked again for a refused request."""
+        """True while a timer runs that will ask Redis again about a refused request."""
 
 
 class SharedLimits:
@@ -99,14 +103,14 @@ class SharedLimits:
             url: URL of Redis, in a form that `lora_store.redis_url` describes.
             on_up: called from any thread when `up` may have changed, with its new value.
             timeout_s: timeout of each read in seconds.
-            on_refused: called, from a thread, when a tenant's key in Redis has invalid content.
+            on_refused: called, from a thread, when a tenant's key in Redis has an invalid value.
             on_budget: called on the event loop with each report of a budget's usage.
 
         Raises:
             ValueError: the URL is invalid.
         """
-        # Longer than one read: a request may wait for an earlier batch, for redirections in a
-        # cluster, or for a slow proxy.
+        # Wait longer than one read takes: a request may have to wait for an earlier batch of calls,
+        # for redirections in a cluster, or for a slow proxy.
         self._max_wait_s = 2 * timeout_s
         self._on_budget = on_budget
         self._caller = ScriptCaller(
@@ -120,7 +124,7 @@ class SharedLimits:
         self._log_late_at = 0.0
         self._accounts: dict[str, _Account] = {}
         self._active: set[_Account] = set()
-        """Accounts that hold units, or have something to report to Redis."""
+        """Accounts that hold units, or that have usage to report to Redis."""
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
@@ -161,7 +165,7 @@ class SharedLimits:
         try:
             await self._wait(account, pending)
         except asyncio.CancelledError:
-            if not pending.answer.cancel():  # the answer arrived in the same moment
+            if not pending.answer.cancel():  # the answer arrived just before the cancellation
                 self._give_back(request, pending.answer.result())
             raise
         if not pending.answer.cancel():
@@ -173,16 +177,16 @@ class SharedLimits:
         return None
 
     async def _wait(self, account: _Account, pending: _Pending) -> None:
-        """Wait until the request is answered or refused, or until a call takes too long.
+        """Wait until the request is admitted or refused, or until a call to Redis takes too long.
 
-        The limit of the wait applies to each call, not to the request. If the requests of a tenant
-        differ, each refusal takes a call of its own. A request that waits behind many others is
-        therefore no sign of a slow Redis, and must not cause local counting.
+        The timeout applies to each call, not to the request. A request may wait for many calls,
+        because each refusal of a different request needs its own call. Such a long wait does not
+        mean that Redis is slow, so it must not make this process count without Redis.
         """
         lease, left_s = account.lease, self._max_wait_s
         while left_s > 0:
-            # Use asyncio.wait instead of a surrounding timeout: it returns an answer that arrived
-            # while the loop was busy, even if the time is over.
+            # Use asyncio.wait instead of asyncio.timeout: if the event loop was busy, asyncio.wait
+            # still returns an answer that arrived meanwhile, even if the timeout has passed.
             await asyncio.wait([pending.answer], timeout=left_s)
             if pending.answer.done() or pending.refusal is not None:
                 return
@@ -199,7 +203,8 @@ class SharedLimits:
     def spend(self, spending: Spending) -> None:
         """Count used tokens in budgets. Returns at once.
 
-        The tenant's calls report the tokens until an answer shows that Redis has counted them.
+        The tenant's calls to Redis report the tokens repeatedly, until an answer confirms that
+        Redis has counted them.
         """
         self._account(spending.tenant).lease.spend(spending)
 
@@ -212,7 +217,7 @@ class SharedLimits:
         return account
 
     def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
-        """Give back the units that a request got at the moment in which it was cancelled."""
+        """Give back the units of a request that was admitted just when it was cancelled."""
         if decision is not None and decision.refused is None:
             units = units_of_request(request).units
             tokens = request.tokens if TOKENS in units else 0
@@ -220,7 +225,7 @@ class SharedLimits:
             self.settle(Settlement(request, released=tokens, slots=slots))
 
     def _submit_call(self, account: _Account) -> None:
-        """Submit a call for the waiting requests, or only a report if none waits.
+        """Submit a call for the waiting requests. If no request waits, the call reports usage only.
 
         Does nothing while a call of the tenant is in flight, or while a refused request waits for
         its retry.
@@ -275,8 +280,8 @@ class SharedLimits:
     ) -> None:
         """Refuse the first waiting request, and the equal requests directly behind it.
 
-        If other gateways may give back enough units, the requests first wait a little and are tried
-        again.
+        If other gateways may give back enough units, the requests are retried for a short time
+        before they are refused.
 
         Args:
             account: the tenant's account.
@@ -312,13 +317,14 @@ class SharedLimits:
                         self._submit_call(account)
                     elif account.lease.is_idle:
                         self._active.discard(account)
-            except Exception:  # the task must continue: the limits of all tenants depend on it
+            except Exception:  # do not end the task: the limits of all tenants depend on it
                 log.exception("what was used of limits could not be reported")
 
     def _restate(self) -> None:
-        """Report the state of all accounts after a new connection.
+        """Report the state of all accounts to Redis after a new connection.
 
-        Redis may have lost its data, or may still count units of requests that have ended.
+        The reports correct the counts in Redis, which may have lost its data or may still count
+        units of requests that have ended.
         """
         for account in self._active:
             account.lease.restate()

@@ -1,4 +1,4 @@
-"""Types that the local counter and the counter in Redis share: requests, decisions, settlements."""
+"""Types for counting limits locally or in Redis: requests, decisions, settlements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, 
 UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _NO_BUDGETS: Mapping[LimitName, int] = MappingProxyType({})
 BUSY_WAIT_MS = 1000
-"""Suggested retry time if the wait depends on the unknown end of a running request."""
+"""Suggested wait before a retry if a request must wait for the end of another request."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LimitRequest:
-    """Numbers of requests, tokens and slots to count for `tenant`, if all `limits` allow it."""
+    """Request to count requests, tokens and slots for a tenant, if all `limits` allow it."""
 
     tenant: str
     limits: Mapping[LimitName, int]
@@ -44,7 +44,7 @@ class RequestUnits(NamedTuple):
     """Limits and units of a request.
 
     Attributes:
-        limits: name, unit, and True for a budget, of each limit.
+        limits: for each limit: the name, the unit, and True if the limit is a budget.
         units: all units that the limits count.
     """
 
@@ -63,11 +63,10 @@ def _units_of_limits(names: tuple[LimitName, ...]) -> RequestUnits:
 
 
 class Decision(NamedTuple):
-    """Answer of a counter to a request.
+    """Decision of a counter: whether its limits admit a request.
 
     Attributes:
-        refused: the limit that refuses the request for the longest time; None if the request is
-            admitted.
+        refused: name of the exceeded limit with the longest wait; None if the request is admitted.
         wait_ms: milliseconds until the request could be admitted, or NEVER.
         quotas: usage of the request's limits, including the request if it is admitted.
         now_ms: time of the decision in milliseconds of the counter's clock.
@@ -82,12 +81,13 @@ class Decision(NamedTuple):
 class Settlement(NamedTuple):
     """Change of the units that a request holds, at its end or while it runs.
 
-    The request gives back `released` - `used` - `still_held` tokens.
+    A settlement splits `released` reserved tokens: `used` tokens now count as used, `still_held`
+    tokens remain reserved, and all other tokens are given back.
 
     Attributes:
         request: the request that took the units.
-        released: number of reserved tokens that this settlement accounts for.
-        used: number of tokens that were used, and count as used from now on.
+        released: number of reserved tokens to split.
+        used: number of tokens that count as used from now on.
         still_held: number of tokens that remain reserved.
         slots: number of slots that the request gives back.
     """

@@ -18,7 +18,8 @@ from gateway.tenancy.limits.request import (
     units_of_request,
 )
 
-# Used tokens are recorded once there are this many. A process that dies loses fewer than that.
+# Minimum number of used tokens to record at once. If a process dies, fewer unrecorded tokens than
+# this are lost per request.
 _RECORD_STEP_TOKENS = 32
 
 
@@ -30,7 +31,7 @@ class LimitCounter(Protocol):
 
 
 class CountedRequest(NamedTuple):
-    """A request, the decision on it, and the counter that decided."""
+    """A request, the decision to admit or refuse it, and the counter that decided."""
 
     request: LimitRequest
     decision: Decision
@@ -38,7 +39,7 @@ class CountedRequest(NamedTuple):
 
 
 class Ledger(Protocol):
-    """Interface of `Limits` that a reservation uses."""
+    """The methods of `Limits` that a reservation calls."""
 
     async def take(self, request: LimitRequest) -> CountedRequest:
         """Count a request if its limits allow it, and return the decision.
@@ -56,7 +57,7 @@ class Ledger(Protocol):
 
 
 class _ReservedTokens(NamedTuple):
-    """Tokens that one counted request has reserved, and that are not recorded as used yet."""
+    """Reserved tokens of one counted request that are not yet recorded as used."""
 
     counter: LimitCounter
     request: LimitRequest
@@ -70,8 +71,8 @@ class Reservation:
     `quotas` has the usage of the tenant's limits, by name, with this request counted.
 
     Reserved tokens count in the limits until they are recorded as used or given back. Used tokens
-    count from their record, which is a few tokens late. As long as answers stay within their
-    reservations, the limit is therefore not exceeded in any 60 seconds, and no budget is exceeded.
+    are recorded a few tokens after they were generated, and count from then on. If no response
+    exceeds its reservation, no limit is exceeded in any 60 seconds, and no budget is exceeded.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -126,14 +127,15 @@ class Reservation:
             )
 
     async def reserve(self, tokens: int) -> None:
-        """Reserve tokens for the prompt and the answer. Raise RateLimited or LimitsUnavailable."""
+        """Reserve tokens for prompt and response. Raise RateLimited or LimitsUnavailable."""
         if self._tenant is not None and self._tenant.token_limits:
             await self.take(_build_token_request(self._tenant, tokens))
 
     async def extend(self, tokens: int) -> bool:
-        """Reserve further tokens for the answer. Return False if a limit does not allow it.
+        """Reserve further tokens for the response. Return False if a limit refuses them.
 
-        If a limit cannot be counted now, return True: an admitted request is not ended for that.
+        Return True if a limit cannot be counted now, because an admitted request may continue in
+        this case.
         """
         assert self._tenant is not None
         try:
@@ -149,14 +151,14 @@ class Reservation:
         return True
 
     def remaining_tokens(self, used: int) -> int:
-        """Return the reserved tokens that are left when `used` tokens have been used in total."""
+        """Return the number of unused reserved tokens. `used` is the total of used tokens."""
         return sum([held.tokens for held in self._reserved]) - (used - self._recorded)
 
     def record_used(self, used: int) -> None:
-        """Record that `used` tokens have been used in total. Call this regularly.
+        """Record that the request has used `used` tokens in total. Call this regularly.
 
-        The tokens used since the last record now count as used; the others remain reserved. Fewer
-        than 32 new tokens are not recorded yet.
+        Tokens used since the last call that recorded any now count as used; unused tokens remain
+        reserved. Does nothing while there are fewer than 32 new tokens.
         """
         if self._reserved and used - self._recorded >= _RECORD_STEP_TOKENS:
             last, left = self._reserved[-1], max(0, self.remaining_tokens(used))

@@ -1,4 +1,4 @@
-"""Conversion of calls to the arguments of `script.lua`, and of the script's answers."""
+"""Arguments for the Redis script `script.lua`, and parsing of the script's answers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCall:
-    """A call of the script: the report of one gateway process on one tenant, and a request.
+    """Call of the script: usage of one tenant in one gateway process, and a request to decide.
 
     Attributes:
         tenant: the tenant's name.
         state: fields of the script's JSON argument that `Lease` sets.
-        limits: the tenant's limits, in the order in which the answer has them.
+        limits: the tenant's limits, in the same order as in the answer.
         budgets: the tenant's budgets.
         used: totals of used requests and tokens that the call reports.
         spent: total of the budgets' used tokens that the call reports.
         spare: spare units that the process may use while the call is in flight.
-        head: the first waiting request, which the script decides; None if none waits.
+        head: the first waiting request, which the script admits or refuses; None if no request
+            waits.
         epoch: the lease's epoch at the call.
         sent_at: time at which `state` was read, in seconds of the lease's clock.
     """
@@ -60,7 +61,7 @@ class ScriptCall:
         state = {**self.state, "gateway": gateway, "lease_ms": lease_ms, "limits": limits}
         keys = [self.key]
         if self.budgets:
-            # Send all budgets, not only those of the request: `spent` counts in each of them.
+            # Send all budgets, not only those of `head`: the script adds `spent` to each budget.
             state["codes"] = "".join([LIMITS[name].code for name in self.budgets])
             keys.append(f"budgets:{{{self.tenant}}}")
         return ("EVALSHA", sha, len(keys), *keys, orjson.dumps(state))
@@ -71,13 +72,13 @@ class Grant:
     """Answer of the script to a call.
 
     Attributes:
-        refused: the limit that refuses the call's request for the longest time; None if the request
-            is admitted, or if the call has none.
+        refused: name of the exceeded limit with the longest wait; None if the request is admitted,
+            or if the call has no request.
         wait_ms: milliseconds until the request could be admitted, or NEVER.
         now_ms: time in milliseconds of Redis' clock.
         may_return: True if the request would be admitted if other gateways gave back their spare
             units.
-        granted: number of further spare units for this process, by unit.
+        granted: number of newly granted spare units for this process, by unit.
         shares: maximum number of spare units for one process, by unit.
         quotas: usage of the limits, with all granted units counted as used.
     """
@@ -106,7 +107,7 @@ def parse_grant(call: ScriptCall, numbers: Sequence[int]) -> Grant:
 
 
 def count_unfit_fields(numbers: Sequence[int]) -> int:
-    """Return how many fields of the tenant's keys in Redis have invalid content."""
+    """Return the number of invalid fields that the script found in the tenant's Redis keys."""
     return numbers[3]
 
 
@@ -123,7 +124,7 @@ def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetRe
 
 
 def is_answer(call: ScriptCall, answer: object) -> bool:
-    """Return True if the script's answer is valid: the right count of numbers, all in range."""
+    """Return True if the script's answer has the expected count of numbers, and all in range."""
     expected = _DECISION_NUMBERS + _UNIT_NUMBERS + _LIMIT_NUMBERS * len(call.limits)
     if call.budgets:
         expected += 1 + 2 * len(call.budgets)

@@ -1,9 +1,9 @@
-"""A minimal client of gRPC over HTTP/2 on asyncio, for one kind of server.
+"""Minimal asyncio client for gRPC over HTTP/2, made for Triton.
 
-`channel` holds the connections to one endpoint, `connection` is one of them, `call` is one RPC,
-`uploads` are the bytes still to be sent; `frames` and `headers` are the wire format. HPACK is
-decoded by the library `hpack`. The framing is ours and not `h2`'s: that library accounts for every
-DATA frame, so it cannot be given only the other frames, and DATA takes most of the time.
+Modules: `channel` manages the connections to one endpoint. `connection` is one HTTP/2 connection.
+`call` is one RPC. `uploads` sends long requests. `frames` and `headers` encode and decode the wire
+format. The library `hpack` decodes header blocks. The library `h2` is not used: it must see every
+DATA frame, which would be too slow, because DATA frames take most of the time.
 
 Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), gRPC over HTTP2 (PROTOCOL-HTTP2.md of grpc).
 

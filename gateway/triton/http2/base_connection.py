@@ -15,25 +15,27 @@ from gateway.triton.http2.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-# After a read of more bytes than this, reading pauses until the received messages are delivered. If
-# a server sends faster than tokens can be passed on, uvloop would otherwise read 32 times in one
-# iteration of the loop, and undelivered messages would pile up in memory.
+# After a read of more bytes than this, reading pauses until the received messages are delivered.
+# Without the pause, uvloop could read 32 times in one iteration of the loop, and undelivered
+# messages of a fast server would fill the memory.
 _SMALL_READ_BYTES = 2**16
-# If a small read follows the one before it within this time, the next read waits for `_GATHER_S`.
+# If a small read comes within this many seconds after the previous read, the next read is delayed
+# by `_GATHER_S` seconds.
 _FREQUENT_READ_S = 0.003
 _GATHER_S = 0.002
-# Maximum bytes of uploads written in one iteration of the loop: well below a millisecond.
+# Maximum bytes of uploads written in one iteration of the loop. This takes far less than 1 ms.
 _WRITE_BYTES = 2**17
 _WRITE_BUFFER_BYTES = 2**18
-# Answers to SETTINGS and PING that may be queued for a server that sends and does not read.
+# Maximum number of unsent answers to SETTINGS and PING. A server that sends these frames but does
+# not read the answers would otherwise fill the memory.
 _MAX_UNSENT_ANSWERS = 1000
 _CLOSE_WITHIN_S = 1.0
 
 
 class BaseConnection(asyncio.Protocol):
-    """Reading, writing and closing; `Http2Connection` adds the meaning of the frames.
+    """Reading, writing and closing of a connection. The subclass `Http2Connection` handles frames.
 
-    `on_change` is called with the connection when `closed` and when `gone` is set.
+    `on_change` is called with the connection when `closed` is set and when `gone` is set.
     """
 
     def __init__(self, on_change: Callable[[Any], None]) -> None:
@@ -48,24 +50,25 @@ class BaseConnection(asyncio.Protocol):
         self._read_at = 0.0
         self._can_gather = False
         self._gathering: asyncio.TimerHandle | None = None
-        # Number of tasks that wait in `RpcCall.read`, such as for the first message of a stream.
+        # Number of tasks that wait in `RpcCall.read`, for example for the first message of a
+        # stream.
         self._waits = 0
         self._deliveries = delivery_queue()
         self._pump_scheduled = False
         self.closed = False
-        """True if the connection takes no more calls, though written bytes may still go out."""
+        """True if no more calls can be opened. Bytes that were written may still be sent."""
         self.why_closed = ""
         self.gone = asyncio.Event()
 
     @abstractmethod
     def _greeting(self) -> bytes:
-        """Return the bytes with which a client begins a connection."""
+        """Return the bytes that a client sends first on a connection."""
 
     @abstractmethod
     def _consume(self, data: bytes) -> int:
-        """Process the complete frames in `data`; return the index of the first incomplete one.
+        """Process the complete frames in `data`. Return the index of the first unprocessed byte.
 
-        Raises ConnectionFault.
+        Raise ConnectionFault if the server violates the protocol.
         """
 
     @abstractmethod
@@ -77,12 +80,12 @@ class BaseConnection(asyncio.Protocol):
         if not self.closed:
             self._transport.write(frames.goaway(code))
             self._transport.close()
-            # Abort if the server does not read the bytes that are still to be written.
+            # Abort if the server does not read the remaining bytes in time.
             self._loop.call_later(_CLOSE_WITHIN_S, self._transport.abort)
             self._mark_lost(why)
 
     def abort(self) -> None:
-        """Drop a connection that was never usable."""
+        """Drop a connection without GOAWAY, because it was never usable."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -96,8 +99,8 @@ class BaseConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        # Do not pause reading with TLS: uvloop reads nevertheless, and drops the data that it has
-        # read during the pause if the connection ends.
+        # Do not delay reads with TLS: uvloop reads during the pause nevertheless, and drops this
+        # data if the connection ends.
         self._can_gather = transport.get_extra_info("ssl_object") is None
         self._transport.write(self._greeting())
 
@@ -131,17 +134,17 @@ class BaseConnection(asyncio.Protocol):
         except ConnectionFault as fault:
             log.warning("the server broke the HTTP/2 protocol: %s", fault)
             self.close(str(fault), fault.code)
-        except Exception:  # a bug here must not leave calls hanging
+        except Exception:  # close the connection after a bug: its calls would wait for ever
             log.exception("an HTTP/2 connection failed")
             self.close("internal error", Code.INTERNAL_ERROR)
 
     def _gather(self, size: int) -> None:
-        """Delay the next read if this one of `size` bytes was small and followed another soon.
+        """Delay the next read, if this read of `size` bytes was small and soon after the last read.
 
-        This is called while many streams run. Without the delay each token would need a poll, a
-        read and a sleep of the process, which are a third of its cost. There is no delay while a
-        task waits for a message, such as the first one of its stream, or while there are uploads,
-        which need the server's window updates.
+        Called while many streams run, to read several tokens at once. Without the delay, each token
+        would need a poll, a read and a sleep of the process, which are a third of its CPU time. Do
+        not delay while a task waits for a message, such as the first message of a stream. Do not
+        delay while there are uploads either, because they need the server's window updates.
         """
         now = self._loop.time()
         often = now - self._read_at < _FREQUENT_READ_S
@@ -153,7 +156,7 @@ class BaseConnection(asyncio.Protocol):
             self._gathering = self._loop.call_later(_GATHER_S, self._resume_reading)
 
     def begin_wait(self) -> None:
-        """Count a waiting task, and end a delay of the next read; see `StreamControl`."""
+        """Count one more waiting task, and end a delay of the next read; see `StreamControl`."""
         self._waits += 1
         self._deliveries.waits += 1
         self._stop_gathering()
@@ -173,7 +176,7 @@ class BaseConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pump(self) -> None:
-        """Write a part of the uploads. Schedule the next part after other callbacks of the loop."""
+        """Write up to `_WRITE_BYTES` bytes of the uploads, and schedule the next call."""
         if self._paused or self._pump_scheduled or self.closed or not self._uploads.has_ready():
             return
         self._transport.writelines(self._uploads.frames(_WRITE_BYTES))

@@ -1,4 +1,4 @@
-"""An RPC: the responses received on its stream, until they are read."""
+"""An RPC on an HTTP/2 connection, with a buffer of received responses that were not read yet."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
 from gateway.triton.transport import MAX_MESSAGE_BYTES, OnEnded
 
-# Bytes that a server may send on a stream before they are read. Tokens need a few KB, logits a
-# megabyte and more.
+# Flow-control window of a stream: number of bytes that the server may send before they are read.
+# Tokens need a few KB. Logits need a megabyte or more.
 WINDOW = 2**20
 _LOW_WINDOW_BYTES = WINDOW // 2
 
-# gRPC's prefix of each message: a byte that is 1 if the message is compressed, and its length.
+# gRPC's prefix of each message: one byte, which is 1 if the message is compressed, and the length.
 PREFIX = struct.Struct(">BI")
 _PREFIX_BYTES = PREFIX.size
 
@@ -24,34 +24,37 @@ T = TypeVar("T")
 
 
 class StreamControl(Protocol):
-    """The part of a connection that its calls use."""
+    """Methods of a connection that its calls use."""
 
     arrived: list[RpcCall[Any]]
-    """Calls with new messages, to be delivered once everything received has been processed."""
+    """Calls with new messages. They are delivered after all received bytes have been processed."""
 
     def reset(self, stream_id: int, code: Code) -> None:
-        """End the stream from our side. No more of its messages are delivered."""
+        """Send RST_STREAM for the stream. No further messages of the stream are delivered."""
 
     def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
-        """Let the server end the stream, and reset it after `ABANDON_GRACE_S`; see `OnEnded`."""
+        """Ignore further messages, and wait for the server to end the stream; see `OnEnded`.
+
+        After `ABANDON_GRACE_S` seconds, the stream is reset.
+        """
 
     async def wait_sent(self, stream_id: int) -> None:
-        """Return when the stream's request is written or aborted."""
+        """Wait until the stream's request is written or aborted."""
 
     def begin_wait(self) -> None:
-        """Do not delay reads until `end_wait`, because a task waits for its next message."""
+        """Turn off the delay of reads until `end_wait`. Call this before waiting for a message."""
 
     def end_wait(self) -> None:
-        """End the effect of one `begin_wait`."""
+        """Undo one call of `begin_wait`."""
 
     def credit(self, stream_id: int, increment: int) -> None:
         """Allow the server to send `increment` more bytes on the stream."""
 
 
 class RpcCall(Generic[T]):
-    """Implementation of `ResponseStream`.
+    """Implementation of `ResponseStream` over HTTP/2.
 
-    A message costs no task switch with `feed`, and at most one with `read`.
+    Receiving a message takes no task switch with `feed`, and at most one with `read`.
     """
 
     __slots__ = (
@@ -76,7 +79,7 @@ class RpcCall(Generic[T]):
     def __init__(self, control: StreamControl, parse: Callable[[bytes], T]) -> None:
         self.stream_id = 0
         self.status: int | None = None
-        """Status of the ended RPC (`failures.Status` and others); None while it runs."""
+        """gRPC status code of the ended RPC; None while the RPC runs."""
         self.text = ""
         self._control = control
         self._arrived = control.arrived
@@ -84,14 +87,14 @@ class RpcCall(Generic[T]):
         self._parse = parse
         self._messages: list[bytes] = []
         self._discarded = 0
-        # `_waiter` is the future for which the reader waits. While a reader waits in `feed`,
-        # `_take` gets the messages. The future's result is True if `_take` has returned False.
+        # `_waiter` is the future for which the reader waits. While the reader waits in `feed`, the
+        # callback `_take` gets the messages. If `_take` returns False, the future's result is True.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
         self._window = WINDOW
-        # Received payloads that do not have a complete message yet. They are joined and examined
-        # once they have `_needed` bytes.
+        # Received payloads of an incomplete message. They are joined and parsed when they have
+        # `_needed` bytes.
         self._chunks: list[bytes] = []
         self._held_bytes = 0
         self._needed = _PREFIX_BYTES
@@ -117,10 +120,10 @@ class RpcCall(Generic[T]):
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
         while True:
             if self._messages and not take(self._take_all()):
-                return True  # the window is refilled when more is requested
+                return True  # the window is refilled at the next call
             if self._has_ended():
                 return False
-            # Wait here and not in another coroutine: that would take memory in each waiting stream.
+            # Wait here, not in another coroutine, which would take memory for each waiting stream.
             try:
                 if await self._wait(take):
                     return True
@@ -129,12 +132,12 @@ class RpcCall(Generic[T]):
 
     @property
     def is_awaited(self) -> bool:
-        """Return True if a task waits in `read`, to be woken by the next message."""
+        """True if a task waits in `read`. The next message wakes the task."""
         return self._waiter is not None and self._take is None
 
     @property
     def window(self) -> int:
-        """Return the number of bytes that the server may still send before more are read."""
+        """Number of bytes that the server may send before further bytes are read."""
         return self._window
 
     @property
@@ -152,9 +155,9 @@ class RpcCall(Generic[T]):
             ended(self.status == Status.OK)
 
     def _give_up(self) -> bool:
-        """Mark the call as cancelled, and end a waiting read with CancelledError.
+        """Mark the call as cancelled. A waiting read then raises CancelledError.
 
-        Return False if the RPC has ended before.
+        Return False if the RPC has already ended.
         """
         if self.status is not None:
             return False
@@ -165,9 +168,9 @@ class RpcCall(Generic[T]):
         return True
 
     def _has_ended(self) -> bool:
-        """Return True if the RPC has ended successfully, False if it is running.
+        """Return True if the RPC has ended successfully, and False if it is running.
 
-        Raises CancelledError after a cancellation, GatewayError if the RPC has failed.
+        Raise CancelledError after a cancellation, and GatewayError if the RPC has failed.
         """
         if self._cancelled:
             raise asyncio.CancelledError
@@ -176,7 +179,7 @@ class RpcCall(Generic[T]):
         raise from_status(self.status, self.text)
 
     def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> asyncio.Future[bool]:
-        """Return a future to await; the caller must then clear `_waiter` and `_take`."""
+        """Return a future to await. Afterwards the caller must clear `_waiter` and `_take`."""
         assert self._waiter is None, "one reader at a time"
         self._refill()
         self._waiter, self._take = self._loop.create_future(), take
@@ -189,8 +192,8 @@ class RpcCall(Generic[T]):
     def deliver(self) -> None:
         """Hand the unread messages to the waiting reader.
 
-        This is called once all bytes that arrived with the messages have been processed. Do nothing
-        if a reader has taken them in the meantime.
+        Called after all bytes that arrived together with the messages have been processed. Do
+        nothing if a reader has taken the messages in the meantime.
         """
         waiter = self._waiter
         if waiter is None or waiter.done() or not self._messages:
@@ -200,7 +203,7 @@ class RpcCall(Generic[T]):
             messages, self._messages = self._messages, []
             try:
                 enough = not self._take(messages)
-            except BaseException as error:  # a panic in Rust is not an Exception
+            except BaseException as error:  # a panic in Rust code is no subclass of Exception
                 waiter.set_exception(error)
                 return
             if not enough:
@@ -212,11 +215,11 @@ class RpcCall(Generic[T]):
     def receive(
         self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
-        """Process the payload of a DATA frame, ``data[start:stop]``. This is called once per token.
+        """Process the payload of a DATA frame, ``data[start:stop]``. Called once per token.
 
-        `is_complete` is True if the payload looks like exactly one message with its prefix. It is
-        ignored if the beginning of another message is held. `padding` is the number of padding
-        bytes, which count against the window, too.
+        `is_complete` is True if the payload looks like exactly one message with its prefix. The
+        flag is ignored if the payload continues an incomplete message. `padding` is the number of
+        padding bytes, which count against the window, too.
         """
         self._window -= stop - start + padding
         if self._window < 0:
@@ -229,7 +232,7 @@ class RpcCall(Generic[T]):
             self._assemble(data[start:stop])
 
     def end(self, status: int, text: str) -> None:
-        """End the RPC; messages that were received already can still be read."""
+        """End the RPC. Messages that were received before can still be read."""
         if self.status is not None:
             return
         if status == Status.OK and self._held_bytes:
@@ -246,17 +249,18 @@ class RpcCall(Generic[T]):
         self._messages.append(message)
 
     def _assemble(self, payload: bytes) -> None:
-        """Process a frame that holds a part of a message, or several messages."""
+        """Process a payload that has a part of a message, or several messages."""
         self._chunks.append(payload)
         self._held_bytes += len(payload)
         if self._held_bytes >= self._needed and not self._split():
             return
         if not self._messages and self._needed - self._held_bytes > self._window:
-            # A message longer than the window cannot be read until it is complete, so refill now.
+            # Refill the window now: the message is longer than the window, so it cannot be read
+            # before the server has sent more.
             self._refill()
 
     def _split(self) -> bool:
-        """Move complete messages from the held payloads to the unread messages.
+        """Move complete messages from `_chunks` to `_messages`.
 
         Return False if the call was ended because of an invalid message.
         """
@@ -287,14 +291,14 @@ class RpcCall(Generic[T]):
         self._control.reset(self.stream_id, code)
 
     def _refill(self) -> None:
-        """Give the server credit for bytes that were read, so that a slow reader slows it down."""
+        """Allow the server to send more bytes, because bytes were read."""
         if self._window < _LOW_WINDOW_BYTES and self.status is None:
             self._control.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW
 
 
 class PieceCall(RpcCall[bytes]):
-    """A call that feeds the bytes of its messages in the pieces received, with gRPC's prefixes."""
+    """A call that returns the received bytes in chunks of any size, including gRPC's prefixes."""
 
     __slots__ = ()
 

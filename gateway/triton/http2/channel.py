@@ -1,4 +1,8 @@
-"""The connections to one Triton: as many as its stream limit requires, renewed when lost."""
+"""Pool of HTTP/2 connections to one Triton server.
+
+It opens as many connections as the server's limit of concurrent streams requires, and replaces lost
+ones.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +35,22 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
-# A host that vanishes does not close its connections. Pings cannot detect that, because Triton ends
-# connections that ping while idle. So the kernel does: it ends a connection if sent data is not
-# acknowledged for this time.
+# Milliseconds after which the kernel ends a connection whose sent data is not acknowledged. This
+# detects hosts that have disappeared. Pings cannot be used, because Triton ends idle connections
+# that send pings.
 _UNACKNOWLEDGED_MS = 20_000
 
 T = TypeVar("T")
 
 
 class Http2Transport:
-    """Implementation of `transport.Transport` over HTTP/2. It connects on the first call."""
+    """Implementation of `transport.Transport` over HTTP/2. The first call opens a connection."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Prepare the transport.
 
-        Raises OSError if a certificate cannot be read, ValueError for metadata that gRPC does not
-        allow.
+        Raise OSError if a certificate cannot be read, and ValueError for metadata that gRPC does
+        not allow.
         """
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
@@ -86,7 +90,7 @@ class Http2Transport:
             call = await self._call(path, [request], partial(RpcCall, parse=bytes), extra)
             try:
                 reply = await call.read()
-                # Read on for the status, which comes after the reply.
+                # Read once more to get the status, which comes after the reply.
                 more = await call.read()
             except EngineUnavailable:
                 if call.status == Status.DEADLINE_EXCEEDED:
@@ -138,9 +142,9 @@ class Http2Transport:
         return block
 
     def _find_free_connection(self) -> Http2Connection | None:
-        """Return the first connection that can open a call, or None.
+        """Return the first connection on which a call can be opened. Return None if there is none.
 
-        Always the first is used, so that connections added under load become idle again.
+        Connections that were added under load then become idle again.
         """
         for connection in self._connections:
             if connection.can_open:
@@ -148,18 +152,18 @@ class Http2Transport:
         return None
 
     async def _connect(self) -> None:
-        """Wait for one more connection.
+        """Open one more connection, or wait for an attempt that is in progress.
 
-        Raises EngineUnreachable if the attempt fails. After a failed attempt there is a pause, in
-        which this raises at once. The first caller after the pause makes the next attempt; while
-        that lasts, this raises at once for other callers.
+        Raise EngineUnreachable if the attempt fails. Also raise it at once during the pause that
+        follows a failed attempt. The first caller after the pause starts the next attempt. Until it
+        succeeds, other callers get the error at once.
         """
         if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise no_connection(self._why)
-            # asyncio calls a connection's protocol in the context of the task that connected it. In
-            # this request's context, everything that the connection logs in its lifetime would have
-            # the request's id, and the request's data would stay in memory as long.
+            # Use an empty context: asyncio calls a connection's protocol in the context of the task
+            # that connected it. With this request's context, all log lines of the connection would
+            # have the request's id, and the request's data would remain in memory.
             self._dial_task = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise no_connection(self._why)
@@ -173,7 +177,7 @@ class Http2Transport:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._reach(connection)
-                # The connection is usable once the server has sent its limit on streams.
+                # Wait for the server's settings, which have its limit of concurrent streams.
                 await connection.settled.wait()
             if not connection.can_open:
                 raise ConnectionError(self._explain_unusable(connection))
@@ -186,7 +190,7 @@ class Http2Transport:
             if self._failures == 1:
                 log.warning("no connection to %s: %s", self._endpoint.authority, self._why)
             return False
-        except asyncio.CancelledError:  # by `close`; the waiting callers were not cancelled
+        except asyncio.CancelledError:  # `close` has cancelled this task, but not the callers
             connection.abort()
             return False
         else:
@@ -197,12 +201,15 @@ class Http2Transport:
             self._dial_task = None
 
     async def _reach(self, connection: Http2Connection) -> None:
-        """Connect to the first address of the endpoint's host that accepts. Raises OSError."""
+        """Connect to the first address of the endpoint's host that accepts the connection.
+
+        Raise OSError if no address does.
+        """
         loop = asyncio.get_running_loop()
         port = self._endpoint.port
         context = None if self._tls is None else self._tls.value.context
-        # When create_connection is cancelled, its name lookup keeps running. If the lookup then
-        # fails, asyncio logs an error: one each time while a name server is slow.
+        # Look up the name here. If `create_connection` did it and was cancelled, its lookup would
+        # continue, and asyncio would log an error whenever a slow name server fails.
         infos = await loop.getaddrinfo(self._endpoint.host, port, type=socket.SOCK_STREAM)
         why = OSError("the name has no address")
         for address in dict.fromkeys(str(info[4][0]) for info in infos):
@@ -225,7 +232,7 @@ class Http2Transport:
         why = connection.why_closed or "the server takes no streams"
         if connection.greeted or self._tls is not None:
             return why
-        # Suggest a cause: Triton's HTTP port closes such a connection without an answer.
+        # Suggest a likely cause: Triton's HTTP port closes such a connection without an answer.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
 
     def _on_connection_change(self, connection: Http2Connection) -> None:
@@ -242,7 +249,7 @@ class Http2Transport:
 
 def _reason(error: OSError | TimeoutError) -> str:
     text = str(error)
-    # Search the text, too: unlike uvloop, asyncio may put the errors of several addresses into one.
+    # Search the text, too, because asyncio may combine the errors of several addresses into one.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused"
     return text or f"no answer in {CONNECT_TIMEOUT_S:g} seconds"
@@ -254,6 +261,6 @@ def _prepare(transport: asyncio.BaseTransport) -> None:
         raise ConnectionError("the server does not speak HTTP/2 over TLS")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock = transport.get_extra_info("socket")
-        if sock is None:  # uvloop has no socket after the connection was closed
+        if sock is None:  # uvloop returns None if the connection is already closed
             raise ConnectionError("the server closed the connection at once")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)

@@ -1,10 +1,11 @@
-"""An HTTP/2 connection to Triton: received frames, sent frames, and the calls they belong to.
+"""HTTP/2 connection to Triton: handling of frames, and of the calls that the frames belong to.
 
-Receiving a token from a real Triton takes 17 us of CPU here and 36 to 40 us with grpc.aio, with 100
-streams of a token each 20 ms, pinned to a core. At full speed it takes 3 and 24 us (2 cores,
-`python -m bench.transport`). To be that fast, `_consume` and `RpcCall.receive` do all the work per
-token. The other code runs once per request or less, and is written to be readable.
-`BaseConnection` reads and writes the bytes.
+Receiving a token from Triton takes 17 us of CPU time, compared to 36 to 40 us with grpc.aio (100
+streams with a token every 20 ms each, on one core). At full speed it takes 3 us, compared to 24 us
+(2 cores, `python -m bench.transport`). To be that fast, `_consume` and `RpcCall.receive` do all the
+work for a token. All other code runs at most once per request, and is written to be readable.
+
+The base class `BaseConnection` reads and writes the bytes.
 
 See decision 054 in docs/decisions.
 """
@@ -29,15 +30,15 @@ from gateway.triton.transport import ABANDON_GRACE_S, MAX_ABANDONED, Message, On
 
 log = logging.getLogger(__name__)
 
-# Bytes that the server may send on all streams together before it gets new credit. It gets credit
-# when bytes arrive, not when they are read: the window of each stream limits what its slow reader
-# may leave unread.
+# Flow-control window of the connection: number of bytes that the server may send on all streams
+# before it gets a window update. The window is renewed when bytes arrive, even if they are not read
+# yet, because each stream's own window limits its unread bytes.
 _CONNECTION_WINDOW = 2**25
 _LOW_WINDOW_BYTES = _CONNECTION_WINDOW // 2
-# Bytes that the server may still send on an abandoned stream: tokens on their way, or some logits.
+# Bytes that the server may send on an abandoned stream, such as the last tokens or some logits.
 ABANDONED_ALLOWANCE_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
-# Number of receiving streams from which on reads are delayed (`_gather`): it pays only with many.
+# Minimum number of receiving streams at which reads are delayed to gather tokens (`_gather`).
 _MIN_STREAMS_TO_GATHER = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
@@ -49,18 +50,21 @@ _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
 _LONGEST_FRAME = frames.DEFAULT_MAX_FRAME
 _PREFIX_BYTES = PREFIX.size
-# A frame's head together with a message's prefix, with which most DATA frames begin. Both are
-# unpacked in one step, because unpacking takes most of the time here.
+# A frame's head, followed by a gRPC message's prefix; most DATA frames start like this. Both are
+# unpacked in one step to save time.
 _BEGINNING = struct.Struct(_HEAD.format + PREFIX.format.removeprefix(">"))
 _BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
 class _AbandonedStream:
-    """A stream without a reader, which exists until the server ends it or `timer` resets it.
+    """A stream without a reader. It exists until the server ends it or `timer` resets it.
 
-    `window` is the number of bytes that the server may send now, `allowance` the number for which
-    it may still get credit.
+    Attributes:
+        timer: timer that resets the stream.
+        window: number of bytes that the server may send now.
+        ended: callback for the end of the stream.
+        allowance: number of bytes by which the window may be extended.
     """
 
     timer: asyncio.TimerHandle
@@ -72,31 +76,32 @@ class _AbandonedStream:
 class Http2Connection(BaseConnection):
     """A connection on which calls can be opened.
 
-    `on_change` is called with the connection when it is closed or gone, and when a call has ended.
+    `on_change` is called with the connection when the connection is closed or gone, and when a call
+    has ended.
     """
 
     def __init__(self, on_change: Callable[[Http2Connection], None]) -> None:
         super().__init__(on_change)
         self._decoder = headers.BlockDecoder(_MAX_HEADER_BYTES)
         self._calls: dict[int, RpcCall[Any]] = {}
-        # Calls whose response headers have arrived, so DATA may follow.
+        # Calls whose response headers have arrived. Only these may get DATA frames.
         self._receiving: dict[int, RpcCall[Any]] = {}
         self._abandoned: dict[int, _AbandonedStream] = {}
         self.arrived: list[RpcCall[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
         self._window = _CONNECTION_WINDOW
-        # An unfinished header block: stream, flags of its first frame, the bytes so far.
+        # An incomplete header block: stream id, flags of its first frame, bytes received so far.
         self._block: tuple[int, int, bytearray] | None = None
         self._draining = False
         self.greeted = False
-        """True once the server has sent its SETTINGS, with which HTTP/2 begins."""
+        """True if the server has sent its SETTINGS, which is the first frame in HTTP/2."""
         self.settled = asyncio.Event()
-        """Set when the server's settings have arrived, or the connection is lost."""
+        """Set when the server's SETTINGS have arrived, or when the connection is lost."""
 
     @property
     def can_open(self) -> bool:
-        """Return True if one more call can be opened."""
+        """True if one more call can be opened."""
         return (
             len(self._calls) + len(self._abandoned) < self._max_calls
             and not self._draining
@@ -111,22 +116,29 @@ class Http2Connection(BaseConnection):
     # Opening and ending calls.
 
     def open(self, call: RpcCall[Any], block: bytes, message: Message, size: int) -> None:
-        """Send a request of `size` > 0 bytes on a new stream. Requires `can_open`."""
+        """Send a request on a new stream. Call this only if `can_open` is True.
+
+        Args:
+            call: gets the responses.
+            block: the header block.
+            message: the request's bytes in chunks.
+            size: number of bytes in `message`; greater than 0.
+        """
         assert self.can_open
         stream_id = call.stream_id = self._next_id
         self._next_id += 2
         self._calls[stream_id] = call
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
         if self._uploads.fits(size):
-            # Send the request at once, before queued uploads: it is no longer than one of their
-            # chunks.
+            # Send a short request at once, before queued uploads. It delays them by less than one
+            # of their own chunks.
             self._uploads.window -= size
             data = _HEAD.pack(size << 8 | frames.DATA, frames.END_STREAM, stream_id)
             self._transport.write(b"".join((head, data, *message)))
         else:
             self._transport.write(head)
             self._uploads.add(stream_id, message)
-            # Do not delay the next read: the upload needs the server's window updates.
+            # End a delay of the next read, because the upload needs the server's window updates.
             self._stop_gathering()
             self._pump()
 
@@ -150,9 +162,9 @@ class Http2Connection(BaseConnection):
             self._credit_abandoned(stream_id, left, 0)
 
     def _credit_abandoned(self, stream_id: int, left: _AbandonedStream, size: int) -> None:
-        """Process `size` bytes received on an abandoned stream, and give the server new credit.
+        """Count `size` bytes received on an abandoned stream, and extend its window if necessary.
 
-        Without credit the server could not send the rest, and so not end the stream.
+        With a closed window, the server could not send its last bytes and could not end the stream.
         """
         left.window -= size
         increment = min(WINDOW - left.window, left.allowance)
@@ -185,7 +197,7 @@ class Http2Connection(BaseConnection):
         del self._calls[call.stream_id]
         self._receiving.pop(call.stream_id, None)
         if self._uploads.drop(call.stream_id):
-            # Stop the upload: the server has answered without waiting for the end of the request.
+            # Reset the stream, because the server has answered before the upload was complete.
             self._transport.write(frames.rst_stream(call.stream_id, Code.CANCEL))
         call.end(status, text)
         self._call_ended()
@@ -220,7 +232,7 @@ class Http2Connection(BaseConnection):
         return frames.PREFACE + frames.settings(settings) + window
 
     def _consume(self, data: bytes) -> int:
-        """Process the complete frames in `data`; return the index of the first incomplete one."""
+        """Process the complete frames in `data`. Return the index of the first unprocessed byte."""
         receiving = self._receiving
         start, end = 0, len(data)
         received = 0
@@ -237,7 +249,7 @@ class Http2Connection(BaseConnection):
             stop = body + size
             if stop > end:
                 break
-            # A plain DATA frame of a running call: type 0, no flags, no header block in between.
+            # Fast path for a plain DATA frame (type 0, no flags) of a running call.
             if not (word & 0xFF or flags) and stream_id in receiving and self._block is None:
                 received += size
                 whole = length == size - _PREFIX_BYTES and not compressed
@@ -259,7 +271,10 @@ class Http2Connection(BaseConnection):
         return start
 
     def _renew_window(self) -> None:
-        """Allow the server to send `_CONNECTION_WINDOW` bytes of DATA again, over all streams."""
+        """Allow the server to send `_CONNECTION_WINDOW` more bytes of DATA on all streams together.
+
+        Raise ConnectionFault if the server has sent more than the last window allowed.
+        """
         if self._window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
         self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
@@ -290,7 +305,7 @@ class Http2Connection(BaseConnection):
             self._on_goaway(stream_id, payload)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE although it is off")
-        # PRIORITY means nothing to a client; unknown types must be ignored.
+        # Ignore PRIORITY, which clients do not need, and unknown types, as the RFC requires.
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._window -= len(payload)
@@ -326,7 +341,7 @@ class Http2Connection(BaseConnection):
         if stream_id != self._block[0]:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of another stream")
         self._block[2].extend(payload)
-        # Refuse empty frames, too, since a server could send any number of them.
+        # Refuse empty frames, too, because a server could send any number of them.
         if len(self._block[2]) > _MAX_HEADER_BYTES or not payload:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "an endless header block")
         if flags & frames.END_HEADERS:
@@ -335,7 +350,8 @@ class Http2Connection(BaseConnection):
     def _on_block(self) -> None:
         """Process a complete header block.
 
-        It is decoded even if its call has ended: later blocks depend on the decoder's state.
+        The block is decoded even if its call has ended, because the decoder needs its state to
+        decode later blocks.
         """
         assert self._block is not None
         stream_id, flags, block = self._block
@@ -417,9 +433,9 @@ class Http2Connection(BaseConnection):
             self._answer(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _on_goaway(self, stream_id: int, payload: bytes) -> None:
-        """Let running calls finish, and fail the calls that the server has not processed.
+        """Process GOAWAY: fail the calls that the server will not process.
 
-        New calls use other connections.
+        The other calls may finish. New calls use other connections.
         """
         if stream_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY on a stream")
@@ -434,15 +450,15 @@ class Http2Connection(BaseConnection):
             self.close("the server has asked for a new connection")
 
     def _call(self, stream_id: int) -> RpcCall[Any] | None:
-        """Return the call of a stream, or None if the call has ended.
+        """Return the call of a stream. Return None if the call has ended.
 
-        Raises ConnectionFault if the stream never existed.
+        Raise ConnectionFault if the stream never existed.
         """
         if not stream_id % 2 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of stream {stream_id}")
         return self._calls.get(stream_id)
 
     def _break(self, call: RpcCall[Any], text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
-        """Fail one call because the server broke the protocol on its stream."""
+        """Fail one call, because the server violated the protocol on its stream."""
         call.end(Status.INTERNAL, text)
         self.reset(call.stream_id, code)

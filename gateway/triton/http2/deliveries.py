@@ -1,4 +1,4 @@
-"""The order in which received messages go to their readers, over all connections of a process.
+"""Scheduling of received messages: when and in which order their readers get them.
 
 See decision 055 in docs/decisions.
 """
@@ -12,25 +12,24 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-# Maximum number of deliveries in one turn (iteration) of the event loop, and the same while a task
-# waits for a message. With a single delivery per turn, the steps of new requests would wait for
-# less. But then each token costs more: of the tokens written in one turn, all but the first find
-# the code and the kernel's data in the CPU's caches.
+# Maximum number of deliveries in one turn (iteration) of the event loop: normally, and while a task
+# waits for a message. With fewer deliveries, new requests would wait for a shorter time. But each
+# token would cost more CPU time: after the first token of a turn, the code and the kernel's data
+# are in the CPU's caches.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# A queue that was never empty for this time is late. Its deliveries then get `_LATE_SHARE` times as
-# much time as the rest of a turn takes, so new requests do not starve streams that began earlier.
+# A queue that was not empty for this many seconds is late. Its deliveries then get `_LATE_SHARE`
+# times as much time as the rest of a turn, so that new requests do not starve running streams.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
-# Maximum time that the rest of a turn counts for, so that deliveries do not delay a turn for longer
-# than `_LATE_SHARE` times this.
+# Upper bound in seconds for the measured rest of a turn. It limits the deliveries in one turn to
+# `_LATE_SHARE` times this.
 _MAX_REST_S = 0.0025
-# While the gateway is overloaded, messages are held for this time, so that several messages of a
-# stream are written at once. At 50 tokens/s that saves a third of the CPU time per token, and the
-# loop serves more requests.
+# Seconds for which messages are held while the gateway is overloaded. Several messages of a stream
+# are then written at once. At 50 tokens/s per stream, this saves a third of the CPU time per token.
 _HOLD_S = 0.04
-# Maximum number of large reads while messages are held. A further one ends the hold, because
-# undelivered messages fill the memory.
+# Maximum number of large reads while messages are held. The next large read ends the hold, because
+# otherwise undelivered messages would fill the memory.
 _READS_PER_HOLD = 8
 
 
@@ -39,45 +38,44 @@ class Receiver(Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Return True if a task waits for the next message, so the message should wake it."""
+        """True if a task waits for the next message."""
 
     def deliver(self) -> None:
-        """Hand the messages to their reader. Do nothing if the reader has already taken them."""
+        """Hand the messages to the reader. Do nothing if the reader has already taken them."""
 
 
 class DeliveryQueue:
-    """Queue of the deliveries that are still to be made in one event loop.
+    """Queue of deliveries in one event loop. A delivery hands messages to their reader.
 
-    Each turn (iteration) of the loop makes only a few deliveries. One read may have tokens of some
-    hundred streams, which take 15 to 20 us of CPU each. If one turn delivered all of them, each
-    step of a new request would wait for milliseconds: its arrival, its first message and its
-    answer. While a task waits for a message, a turn makes even fewer deliveries.
+    One read from a socket may return tokens of several hundred streams. Delivering a token takes 15
+    to 20 us of CPU time. If one turn (iteration) of the event loop delivered all of them, every
+    step of a new request would wait for milliseconds. So each turn makes only a few deliveries, and
+    even fewer while a task waits for a message.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.waits = 0
-        """Number of tasks that wait for a message, over all connections."""
+        """Number of tasks that wait for a message, on all connections together."""
         self._due: deque[Receiver | _Callback] = deque()
         self._clock = clock
         self._filled_at = self._ran_at = 0.0
-        """`_filled_at` is the time since which the queue was never empty for long. `_ran_at` is the
-        time of the last delivery."""
+        """Time since which the queue was never empty for long, and time of the last delivery."""
         self._is_overloaded: Callable[[], bool] = lambda: False
         self._hold: asyncio.TimerHandle | None = None
         self._hold_reads = 0
 
     def gather_while(self, is_overloaded: Callable[[], bool]) -> None:
-        """Hold messages for `_HOLD_S` while `is_overloaded` returns True.
+        """Hold messages for `_HOLD_S` seconds while `is_overloaded` returns True.
 
-        So several messages of a stream are delivered together.
+        Several messages of a stream are then delivered together.
         """
         self._is_overloaded = is_overloaded
 
     def add(self, calls: Sequence[Receiver]) -> None:
-        """Deliver the messages of `calls`: now if they are few, otherwise in later turns.
+        """Deliver the messages of `calls` now if there are few calls, otherwise in later turns.
 
-        Later deliveries are made in the order in which they were added. Tasks that wait for one of
-        the messages are woken now in any case: each task resumes in a turn of its own anyway.
+        Later deliveries are made in the order in which they were added. Calls for which a task
+        waits in `read` are always delivered now. This is cheap, because it only wakes the task.
         """
         due = self._due
         holds = not due and self._is_overloaded()
@@ -91,8 +89,8 @@ class DeliveryQueue:
                     call.deliver()
         if not due:
             now = self._clock()
-            # A short time without deliveries does not count as empty: a connection whose read was
-            # delayed fills the queue again at once.
+            # Reset the times only after a long time without deliveries. After a short time, the
+            # queue may be empty only because a connection delays its read.
             if now - self._ran_at > _LATE_S:
                 self._filled_at = self._ran_at = now
             loop = asyncio.get_running_loop()
@@ -105,8 +103,8 @@ class DeliveryQueue:
     def call_after(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a later turn, after all deliveries that were added before.
 
-        While messages are held because of an overload, `callback` does not wait for them, up to
-        `_READS_PER_HOLD` times. Then the hold is ended.
+        While messages are held because of an overload, `callback` is called without waiting for
+        them. After `_READS_PER_HOLD` such calls, the hold ends.
         """
         loop = asyncio.get_running_loop()
         if self._hold is not None:
@@ -123,7 +121,7 @@ class DeliveryQueue:
 
     @property
     def is_late(self) -> bool:
-        """Return True if messages have for some time arrived faster than they were delivered."""
+        """True if messages arrived faster than they were delivered, for more than `_LATE_S` s."""
         return self._ran_at - self._filled_at > _LATE_S > self._clock() - self._ran_at
 
     @property
@@ -133,7 +131,7 @@ class DeliveryQueue:
     def _run(self) -> None:
         due, began = self._due, self._clock()
         if self._hold is not None:
-            # Messages that were held on purpose are not late.
+            # Reset the times, because messages that were held on purpose are not late.
             self._hold, self._filled_at, self._ran_at = None, began, began
         try:
             for _ in range(min(len(due), self._per_turn)):
@@ -149,7 +147,7 @@ class DeliveryQueue:
 
 
 class _Callback:
-    """An entry of the queue that calls a function instead of delivering messages."""
+    """Queue entry that calls a function instead of delivering messages."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self.deliver = callback
@@ -159,5 +157,5 @@ _QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, DeliveryQueue] = WeakKeyDi
 
 
 def delivery_queue() -> DeliveryQueue:
-    """Return the queue of the running event loop, which all its connections share."""
+    """Return the delivery queue of the running event loop. All its connections share the queue."""
     return _QUEUES.setdefault(asyncio.get_running_loop(), DeliveryQueue())

@@ -1,4 +1,4 @@
-"""HTTP/2 frames as bytes (RFC 9113, sections 4, 6 and 7)."""
+"""Encoding and decoding of HTTP/2 frames (RFC 9113, sections 4, 6 and 7)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-# Head of a frame: length (24 bits) and type (8 bits) as one number, flags, and the stream id with
-# its reserved bit.
+# Head of a frame: length (24 bits) and type (8 bits) as one number, the flags (8 bits), and the
+# stream id with its reserved bit (32 bits).
 HEAD = struct.Struct(">IBI")
 HEAD_BYTES = HEAD.size
 _SETTING = struct.Struct(">HI")
 _U32 = struct.Struct(">I")
 _GOAWAY = struct.Struct(">II")
 
-# Frame types; plain numbers, because they are compared once per frame.
+# Frame types. They are plain numbers, which are faster to compare than enum members.
 DATA = 0
 HEADERS = 1
 PRIORITY = 2
@@ -43,13 +43,13 @@ MAX_HEADER_LIST_SIZE = 6
 STREAM_ID = 0x7FFF_FFFF
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 2**16 - 1
-# The default limit for both sides. It is also the longest frame that we accept, since we never
+# Default maximum payload of a frame in bytes. The client refuses longer frames, because it does not
 # announce another limit.
 DEFAULT_MAX_FRAME = 2**14
 
 
 class Code(IntEnum):
-    """Error codes of RST_STREAM and GOAWAY; the peer may send others."""
+    """Error codes of RST_STREAM and GOAWAY. The server may send other codes."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -65,7 +65,7 @@ class Code(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """A protocol violation by the peer that ends the connection."""
+    """Protocol violation by the server. The connection must be closed."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -89,21 +89,24 @@ def rst_stream(stream_id: int, code: Code) -> bytes:
 
 
 def goaway(code: Code) -> bytes:
-    """Return a GOAWAY frame. We accept no streams from the server, so its last stream id is 0."""
+    """Return a GOAWAY frame. Its last stream id is 0, because the server cannot open streams."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(0, code))
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Return the (identifier, value) pairs of a SETTINGS frame. Raises ConnectionFault."""
+    """Return the (identifier, value) pairs of a SETTINGS frame.
+
+    Raise ConnectionFault if the payload has an invalid length.
+    """
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
     return _SETTING.iter_unpack(payload)
 
 
 def read_u32(payload: bytes) -> int:
-    """Return the number that is the payload of RST_STREAM or WINDOW_UPDATE.
+    """Return the number in the payload of RST_STREAM or WINDOW_UPDATE.
 
-    Raises ConnectionFault.
+    Raise ConnectionFault if the payload has an invalid length.
     """
     if len(payload) != 4:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"{len(payload)} bytes in place of 4")
@@ -112,7 +115,10 @@ def read_u32(payload: bytes) -> int:
 
 
 def read_goaway(payload: bytes) -> tuple[int, int, bytes]:
-    """Return (last stream id, error code, debug data) of a GOAWAY frame. Raises ConnectionFault."""
+    """Return (last stream id, error code, debug data) of a GOAWAY frame.
+
+    Raise ConnectionFault if the payload is too short.
+    """
     if len(payload) < _GOAWAY.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY of a broken length")
     last, code = _GOAWAY.unpack_from(payload)
@@ -120,7 +126,10 @@ def read_goaway(payload: bytes) -> tuple[int, int, bytes]:
 
 
 def strip_padding(flags: int, payload: bytes) -> bytes:
-    """Return the payload of DATA or HEADERS without its padding. Raises ConnectionFault."""
+    """Return the payload of DATA or HEADERS without its padding.
+
+    Raise ConnectionFault if the padding is longer than the frame.
+    """
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):

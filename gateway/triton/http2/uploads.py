@@ -1,8 +1,8 @@
-"""Sending of requests that are longer than one frame or than the server's window.
+"""Upload of requests that are longer than one frame or than the server's flow-control window.
 
-The upload of a LoRA adapter of 500 MB shares the connection with all other requests. So uploads
-alternate chunk by chunk. Each keeps to two flow-control windows, that of its stream and that of the
-connection (RFC 9113, 5.2).
+The upload of a LoRA adapter of 500 MB shares the connection with all other requests. So concurrent
+uploads take turns, one chunk at a time. Each upload obeys two flow-control windows: its stream's
+window and the connection's window (RFC 9113, 5.2).
 
 See decision 059 in docs/decisions.
 """
@@ -24,7 +24,8 @@ from gateway.triton.http2.frames import (
     ConnectionFault,
 )
 
-# Maximum payload of one frame. A server may allow 16 MiB, which would delay other uploads for long.
+# Maximum payload of one frame in bytes. A server may allow 16 MiB, but such frames would delay
+# other uploads.
 _MAX_CHUNK_BYTES = 2**16
 
 
@@ -33,7 +34,7 @@ class _Upload:
 
     def __init__(self, stream_id: int, message: Iterable[bytes | memoryview], window: int) -> None:
         self.stream_id = stream_id
-        # Cast to bytes, because a view may have larger items.
+        # Cast to bytes, because a memoryview may have larger items.
         self.pieces = deque(memoryview(piece).cast("B") for piece in message if len(piece))
         self.bytes_left = sum(len(piece) for piece in self.pieces)
         self.window = window
@@ -56,7 +57,7 @@ class _Upload:
 
 
 class Uploads:
-    """The unfinished uploads of one connection, and the sending side of its flow control.
+    """The unfinished uploads of one connection, and the flow control of its sending side.
 
     `window` is the number of bytes that may now be sent on the connection.
     """
@@ -66,30 +67,30 @@ class Uploads:
         self.max_frame = DEFAULT_MAX_FRAME
         self._initial = DEFAULT_WINDOW
         self._open: dict[int, _Upload] = {}
-        # Uploads with credit in their own window, in round-robin order.
+        # Uploads whose stream's window is open, in round-robin order.
         self._ready: deque[_Upload] = deque()
 
     def fits(self, size: int) -> bool:
-        """Return True if a new request of `size` bytes can be sent at once, as one frame."""
+        """Return True if a new request of `size` bytes can be sent at once as one frame."""
         return size <= self.window and size <= self._initial and size <= self.max_frame
 
     @property
     def open(self) -> bool:
-        """Return True if any upload is unfinished."""
+        """True if there is an unfinished upload."""
         return bool(self._open)
 
     def has_ready(self) -> bool:
-        """Return True if `frames` has something to send."""
+        """Return True if `frames` would return a frame."""
         return bool(self._ready) and self.window > 0
 
     def add(self, stream_id: int, message: Iterable[bytes | memoryview]) -> None:
-        """Add an upload. `message` must not be empty: its last frame ends the stream."""
+        """Add an upload. `message` must not be empty, because its last frame ends the stream."""
         upload = self._open[stream_id] = _Upload(stream_id, message, self._initial)
         if upload.window > 0:
             self._ready.append(upload)
 
     def drop(self, stream_id: int) -> bool:
-        """Drop the upload of a stream. Return False if there is none, or it was finished."""
+        """Drop the unfinished upload of a stream. Return False if there is none."""
         upload = self._open.pop(stream_id, None)
         if upload is None:
             return False
@@ -103,27 +104,28 @@ class Uploads:
             self.drop(stream_id)
 
     async def wait_ended(self, stream_id: int) -> None:
-        """Return when `frames` has returned the upload's last frame, or the upload was dropped."""
+        """Wait until `frames` has returned the upload's last frame, or the upload was dropped."""
         upload = self._open.get(stream_id)
         if upload is not None:
             await upload.ended.wait()
 
     def widen(self, stream_id: int, increment: int) -> bool:
-        """Process a WINDOW_UPDATE of one stream. Return False if its window overflows."""
+        """Process a WINDOW_UPDATE for one stream. Return False if the stream's window overflows."""
         upload = self._open.get(stream_id)
         return upload is None or self._widen(upload, increment)
 
     def widen_connection(self, increment: int) -> None:
-        """Process a WINDOW_UPDATE of the connection. Raises ConnectionFault if its window
-        overflows."""
+        """Process a WINDOW_UPDATE for the connection.
+
+        Raise ConnectionFault if the connection's window overflows."""
         self.window += increment
         if self.window > MAX_WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window overflows")
 
     def set_initial(self, window: int) -> None:
-        """Set the server's INITIAL_WINDOW_SIZE, in bytes.
+        """Set the server's INITIAL_WINDOW_SIZE in bytes.
 
-        The windows of open uploads change by the difference, which may be negative. Raises
+        The windows of unfinished uploads change by the difference, which may be negative. Raise
         ConnectionFault if a window overflows.
         """
         difference = window - self._initial
@@ -132,11 +134,11 @@ class Uploads:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window overflows")
 
     def frames(self, limit: int) -> list[bytes | memoryview]:
-        """Return DATA frames with about `limit` bytes of the uploads, in the order of writing."""
+        """Return DATA frames with about `limit` bytes of the uploads. Write them in this order."""
         out: list[bytes | memoryview] = []
         while limit > 0 and self.has_ready():
             upload = self._ready.popleft()
-            if upload.window <= 0:  # reduced by a change of settings
+            if upload.window <= 0:  # the server has reduced INITIAL_WINDOW_SIZE
                 continue
             size = min(
                 upload.bytes_left, upload.window, self.window, self.max_frame, _MAX_CHUNK_BYTES

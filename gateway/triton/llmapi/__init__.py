@@ -1,1 +1,4 @@
-"""Protocol of TensorRT-LLM's llmapi repository: a prompt as text, answered by the text so far."""
+"""Client side of the model in TensorRT-LLM's llmapi repository.
+
+A request has the prompt as text. Each streamed response has the complete text of the answer so far.
+"""

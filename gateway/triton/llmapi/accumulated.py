@@ -1,6 +1,6 @@
-"""Finding the new part of a text that is sent complete each time.
+"""Search for the new part of a text, when each response has the complete text so far.
 
-The time taken depends only on the length of the new part.
+The search takes time only for the new part.
 
 See decision 063 in docs/decisions.
 """
@@ -12,22 +12,23 @@ import codecs
 from gateway.errors import EngineError
 
 _REPLACEMENT = "\ufffd".encode()
-# Bytes at the end of the delivered text that are compared with the next text, to detect changes.
+# Number of bytes at the end of the delivered text that are compared with the next received text, to
+# detect changes.
 _SEAM_BYTES = 64
-# Maximum number of U+FFFD at the end of a text that are held back. An incomplete character is shown
-# as fewer. Without a limit, a model that writes nothing but U+FFFD would block the event loop:
-# all of them would be searched again for each response.
+# Maximum number of U+FFFD that are held back at the end of a text. An incomplete character appears
+# as only a few of them. Without this limit, a model that writes only U+FFFD would block the event
+# loop, because all of them would be searched again for each response.
 _MAX_HELD_BACK_CHARS = 64
 _decode = codecs.utf_8_decode
 
 
 class AccumulatedText:
-    """Reader of a growing text (UTF-8) that is received complete each time. It delivers new parts.
+    """Reader of a growing UTF-8 text that is received completely each time. It returns new parts.
 
-    Delivered text cannot be changed any more. So a character whose last tokens are missing is held
-    back until it is complete: until then the text ends in one or more U+FFFD, or in half of the
-    character's bytes. Only the text after the delivered part is decoded. The end of the delivered
-    part, the seam, is compared with each received text.
+    Delivered text cannot be changed later. So an incomplete character at the end is held back until
+    its last tokens arrive. Until then, the text ends with one or more U+FFFD, or with some of the
+    character's bytes. Only the bytes after the delivered text are decoded. The last bytes of the
+    delivered text (the seam) are compared with each received text.
     """
 
     def __init__(self) -> None:
@@ -35,16 +36,17 @@ class AccumulatedText:
         self._seam = b""
 
     def take_new(self, data: bytes, start: int = 0, end: int | None = None) -> str:
-        """Return what the text ``data[start:end]`` adds to the delivered text.
+        """Return the part of the text ``data[start:end]`` that was not delivered yet.
 
-        An incomplete character at its end is held back. A text that is shorter than the delivered
-        one adds nothing, if it agrees with the seam. Raises EngineError if the delivered text has
-        changed, because nothing after it would be right.
+        An incomplete character at the end is held back. Return "" for a text that is shorter than
+        the delivered text but agrees with it. Raise EngineError if the text differs from the
+        delivered text.
         """
         end = len(data) if end is None else end
         new = start + self._delivered_bytes
         seam = new - len(self._seam)
-        # A text that is shorter than the delivered one has only a part of the seam, or none of it.
+        # If the text is shorter than the delivered text, compare only the part of the seam that it
+        # contains.
         if not data.startswith(self._seam, seam, end) and (
             end >= new or data[seam:end] != self._seam[: max(0, end - seam)]
         ):

@@ -1,8 +1,7 @@
 """Recognition and capabilities of the llmapi repository's model.
 
-The model is recognised by its tensors alone. Its tokenizer is inside the model, and so are the
-limits that other models have in an engine's config.json. So the limits are taken from the gateway's
-settings.
+The model is recognised by its tensors. It has no engine config.json from which its limits could be
+read, so the limits come from the gateway's settings.
 """
 
 from __future__ import annotations
@@ -21,26 +20,27 @@ from gateway.triton.model_capabilities import (
 )
 from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_inputs
 
-# Inputs that identify the model together; no model of inflight_batcher_llm has all of them.
+# A model with all of these inputs is the llmapi model. No model of inflight_batcher_llm has them
+# all.
 _MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
 _OTHERS = frozenset({"input_ids", "request_output_len"})
-# Inputs that the model must have. For example, an answer would contain the prompt without
-# `exclude_prompt`, and be cut after 32 tokens without `max_tokens`.
+# Inputs that the model must have. For example, without `exclude_prompt` an answer would contain the
+# prompt, and without `max_tokens` it would end after 32 tokens.
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt")
-# Input that was added by the release that streams token by token.
+# Input that exists since the first release that streams token by token.
 _SINCE_STREAMING = "lora_id"
-# Parameter that only this project's model declares; see `LlmapiModel.polls_ended`.
+# Parameter that only this project's version of the model declares; see `LlmapiModel.polls_ended`.
 _POLLS_ENDED = "polls_ended_requests"
 
 
 def is_llmapi(config: Any) -> bool:
-    """Return True if an `inference.ModelConfig` is of any release of the llmapi model."""
+    """Return True if an `inference.ModelConfig` belongs to the llmapi model, of any release."""
     names = {tensor.name for tensor in config.input}
     return config.backend == "python" and names >= _MARKS and names.isdisjoint(_OTHERS)
 
 
 def streams_tokens(config: Any) -> bool:
-    """Return True if an llmapi model is of a release that streams token by token."""
+    """Return True if the release of an llmapi model streams token by token."""
     return any(tensor.name == _SINCE_STREAMING for tensor in config.input)
 
 
@@ -54,8 +54,9 @@ def read_llmapi_capabilities(
 ) -> ModelCapabilities:
     """Return the capabilities of the llmapi repository's model.
 
-    Raises EngineUnavailable if the model cannot be used: a tensor is missing, it is configured with
-    batching, which its code does not support, or `max_seq_len` is None.
+    Raise EngineUnavailable if the model cannot be used, for one of these reasons: an input is
+    missing, `max_seq_len` is None, or batching is configured, which the model's code does not
+    support.
     """
     inputs = read_inputs(config, LLMAPI)
     missing = ["/".join(LLMAPI[logical]) for logical in _NEEDED if logical not in inputs]
@@ -77,14 +78,14 @@ def read_llmapi_capabilities(
         inputs=inputs,
         outputs=frozenset(tensor.name for tensor in config.output),
         names_outputs=names_outputs(config),
-        # The model has no parameters for special tokens, so the defaults apply to them.
+        # The model has no parameters for special tokens, so keep the defaults for them.
         text=TextModel(accumulates=True, prefers_single_response=True, token_by_token=False),
         llmapi=LlmapiModel(
             streams=streams_tokens(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
         ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
-        # Release 0.19 has no input `stop`. Its model checks whether a request was cancelled.
+        # The model of release 0.19 has no input `stop`, but checks if a request was cancelled.
         stop=StopModel(model, inputs) if "stop" in inputs else None,
         passes_cancellation=True,
         max_batch_size=None,

@@ -1,7 +1,7 @@
 """Reader of the responses of the llmapi repository's model.
 
-The outputs read here are sent as BYTES with one text each, also if the model's configuration
-declares numbers: these are written in decimal. Outputs that were not requested or have no value are
+Each output is sent as a BYTES tensor with one text. Numbers are sent as decimal text, even if the
+model's configuration declares a number type. Outputs that were not requested or have no value are
 absent, or have the text ``None``. A final response may have no outputs at all.
 """
 
@@ -18,10 +18,10 @@ from gateway.triton.protobuf import pb
 from gateway.triton.tensors import is_final
 
 _STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
-_LENGTH_BYTES = 4  # the length before each text of a BYTES tensor
+_LENGTH_BYTES = 4  # size of the length field before each text of a BYTES tensor
 
 _FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
-# Finish reasons of a request that was aborted, though not by this gateway.
+# Finish reasons of a request that was aborted for another reason than a stop request.
 _ABORT_REASONS = frozenset({"cancelled", "timeout"})
 
 
@@ -29,7 +29,13 @@ class LlmapiReader:
     """Reader of the responses to one request."""
 
     def __init__(self, *, decoupled: bool, tokens_per_block: int = 1) -> None:
-        """Make a reader. `tokens_per_block` is needed if the request asks for cached tokens."""
+        """Create a reader.
+
+        Args:
+            decoupled: True if the model may send several responses to a request.
+            tokens_per_block: block size in tokens of the KV cache. Used to calculate the number of
+                cached tokens from the number of cached blocks.
+        """
         self._decoupled = decoupled
         self._tokens_per_block = tokens_per_block
         self._text = AccumulatedText()
@@ -39,9 +45,9 @@ class LlmapiReader:
         self._stats: EngineStats | None = None
 
     def learn(self, data: bytes, response: pb.ModelInferResponse) -> None:
-        """Store the layout of a response, by which `find_text` reads later responses.
+        """Store the layout of a response, so that `find_text` need not parse later responses.
 
-        `data` is the serialized response, `response` is the parsed one.
+        `data` is the serialized response, and `response` is the same response parsed.
         """
         if not is_final(response):
             self._template = TextTemplate.of(data, response)
@@ -49,20 +55,20 @@ class LlmapiReader:
     def find_text(self, data: bytes) -> tuple[int, int] | None:
         """Return (start, end) of the text's bytes in a serialized response.
 
-        Return None if the response may have more than a text, so it has to be parsed.
+        Return None if the response has to be parsed, because it may have more than a text.
         """
         return None if self._template is None else self._template.text(data)
 
     def text_delta(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
-        """Return the delta of a response that has only a text, whose range `find_text` returned."""
+        """Return the delta of a serialized response. `text` is the result of `find_text`."""
         return TokenDelta([], False, self._stats, text=self._text.take_new(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """Return the delta of a parsed response, with its new text.
+        """Return the delta of a parsed response. It has the text that is new in this response.
 
-        The last delta has the finish reason if the engine reported one. Raises EngineError if the
-        engine has changed text that it sent before, EngineUnavailable if it has aborted the
-        request.
+        The last delta has the finish reason if the engine reported one. Raise EngineError if the
+        engine has changed text that it sent before, and EngineUnavailable if the engine has aborted
+        the request.
         """
         added = ""
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -84,8 +90,8 @@ class LlmapiReader:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
             self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
-            # If the value is an id, an end token other than the tokenizer's has ended the answer.
-            # It has no text, but engines count it.
+            # If the value is a token id, the answer was ended by a further end-of-sequence token.
+            # It has no text, but engines count it as generated.
             self._unshown = int(value.isdecimal())
         elif value.isdecimal():
             self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

@@ -1,8 +1,8 @@
-"""Fast finding of the text in a response of the llmapi model, by comparison with an earlier one.
+"""Fast search for the text in a response of the llmapi model, without parsing the response.
 
-The responses of one stream, except the last, differ only in the text and in the length fields
-before it. So once a response has been parsed, only the bytes before and after the text of later
-ones are compared. That takes 1 us for any length, against 10 us and two copies for parsing 4 KB.
+All responses of a stream except the last differ only in the text and in the length fields before
+it. So one response is parsed, and the bytes before and after the text of later responses are
+compared with its bytes. This takes 1 us for any length. Parsing 4 KB takes 10 us and two copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import struct
 from gateway.triton.protobuf import pb
 from gateway.triton.request import varint
 
-# Field 2 of ModelStreamInferResponse, and 6 of ModelInferResponse: length-delimited.
+# Protobuf keys of two length-delimited fields: infer_response (field 2 of ModelStreamInferResponse)
+# and raw_output_contents (field 6 of ModelInferResponse).
 _INFER_RESPONSE = bytes([2 << 3 | 2])
 _CONTENTS = bytes([6 << 3 | 2])
 _LENGTH = struct.Struct("<I")
@@ -21,7 +22,7 @@ _unpack_length = _LENGTH.unpack_from
 
 
 class TextTemplate:
-    """The bytes around the text of a response that is not final."""
+    """The bytes before and after the text, in every response of a stream except the last."""
 
     def __init__(self, before: bytes, behind: bytes) -> None:
         self._before = before
@@ -31,10 +32,10 @@ class TextTemplate:
 
     @classmethod
     def of(cls, data: bytes, response: pb.ModelInferResponse) -> TextTemplate | None:
-        """Return the template of the serialized ModelStreamInferResponse `data`, parsed as
-        `response`.
+        """Return the template for the stream of a response.
 
-        Return None unless the response has one text in Triton's usual layout.
+        `data` is the serialized ModelStreamInferResponse, and `response` is its parsed content.
+        Return None if the response does not have exactly one text in Triton's usual layout.
         """
         names = [output.name for output in response.outputs]
         contents = list(response.raw_output_contents)
@@ -54,9 +55,8 @@ class TextTemplate:
     def text(self, data: bytes) -> tuple[int, int] | None:
         """Return (start, end) of the text in another response of this stream.
 
-        Return None if that response has to be parsed. This is called once per token. Protobuf's
-        length fields are skipped: the size of the data after such a field shows how many bytes the
-        field has.
+        Return None if the response has to be parsed. Called once per token. Protobuf's length
+        fields are skipped without reading them: their own size follows from the size of the data.
         """
         end = len(data) - self._behind_size
         at = 1 + _length_bytes(len(data) - 1)
@@ -64,7 +64,7 @@ class TextTemplate:
         start += _length_bytes(end - start)
         if not (
             end - start >= _LENGTH_BYTES
-            # The tensor has one text, with its own length before it.
+            # Check that the tensor has only one text, by the length before the text.
             and _unpack_length(data, start)[0] == end - start - _LENGTH_BYTES
             and data.startswith(self._before, at)
             and data.endswith(self._behind)
@@ -74,7 +74,10 @@ class TextTemplate:
 
 
 def _length_bytes(size: int) -> int:
-    """Return how many bytes a length field has, if the field and its contents have `size` bytes."""
+    """Return the size in bytes of a length field.
+
+    `size` is the number of bytes of the length field and its content together.
+    """
     if size < 129:
         return 1
     if size < 16_386:

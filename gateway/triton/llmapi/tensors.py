@@ -18,20 +18,18 @@ def generation_request(
     text: TextPrompt,
     adapter: str | None = None,
 ) -> InferRequest:
-    """Return the request for one generation, streaming only if the client streams.
+    """Return the request for one generation.
 
-    Each streamed answer of upstream's model is a risk for Triton, so other answers are not
-    streamed.
+    `adapter` is the path of the LoRA adapter's folder on the replica. The engine identifies an
+    adapter by its id. It reads the folder only if it has no adapter with this id in memory.
 
-    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine identifies an
-    adapter by its id alone, and reads the folder if it does not hold an adapter with that id.
+    The answer is streamed only if the client wants a stream, because each streamed answer of
+    NVIDIA's model may crash Triton. Stop strings are not sent; the gateway searches the text for
+    them. The engine would compare token ids, and some releases fail on stop strings.
 
-    Stop strings are not sent but found in the text by the gateway: the engine would look for them
-    as sequences of tokens, and some releases fail on them.
-
-    Raises EngineUnavailable for parameters that this model does not support. The gateway has
-    accepted such a request for a text model of the other repository, which was served before or is
-    served on another replica.
+    Raise EngineUnavailable for parameters that this model does not support. This happens only if
+    the request was accepted for another model, which Triton served before or another replica
+    serves.
     """
     if generation.beams or generation.params.guide or text.bad or text.bias:
         raise EngineUnavailable("The inference server has just changed; try again.")
@@ -60,7 +58,10 @@ def generation_request(
 
 
 def stop_request(model: StopModel, request_id: str) -> InferRequest:
-    """Return a stop request for the request with this id. The model answers it with an error."""
+    """Return a stop request for the request with this id.
+
+    The model answers the stop request with an error.
+    """
     build = RequestBuilder(model.name, model.inputs, request_id, batched=False)
     build.texts("prompt", [""])
     build.scalar("stop", True)

@@ -1,9 +1,9 @@
-"""Probe of an engine that may be dead: does it still generate tokens?
+"""Probe that requests one token, to find out if an engine still works.
 
-If its engine is dead, the llmapi repository's model answers as for any failed request, and Triton
-still reports the model as ready. So a failed request does not show whether the engine is dead. The
-probe requests one token from the engine. A token for any other request in the meantime also shows
-that the engine works.
+If the engine of the llmapi repository's model is dead, Triton still reports the model as ready. The
+model then answers every request with the same error as for an invalid request. So a failed request
+does not show if the engine is dead. To find out, the gateway requests one token. A token for any
+other request in the meantime also shows that the engine works.
 
 See decision 065 in docs/decisions.
 """
@@ -23,8 +23,8 @@ from gateway.triton.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 
-# Seconds without a token for any request after which a probe fails. A step on a long prompt takes
-# less.
+# Seconds after which a probe fails if no request has got a token. An engine step with a long prompt
+# takes less.
 _PROBE_TIMEOUT_S = 60.0
 _PROMPT = "Hello"
 
@@ -32,19 +32,18 @@ _PROMPT = "Hello"
 class TokenProbe:
     """The probe of one engine.
 
-    `is_doubted` is True from a failed request on, until the engine generates a token for any
-    request.
+    `is_doubted` is True after a failed request, until the engine generates a token for any request.
     """
 
     def __init__(self) -> None:
         self.is_doubted = False
-        # True if any request has got a token since the probe began. Then the engine works, even if
-        # the probe's own request fails.
+        # True if any request has got a token since the start of the probe. The engine then works,
+        # even if the probe's own request fails.
         self._token_made = False
         self.silences = 0
-        """Number of consecutive probes, since the last token, that the engine left unanswered."""
+        """Number of probes in succession that timed out since the last token."""
         self.requested = asyncio.Event()
-        """Set by a failed request, so that the engine is probed at once."""
+        """Set by a failed request, to start a probe at once."""
 
     def doubt(self) -> None:
         if not self.is_doubted:
@@ -64,17 +63,17 @@ class TokenProbe:
         *,
         in_use: bool,
     ) -> None:
-        """Return when the engine generates a token, for any request; at once if not `is_doubted`.
+        """Wait until the engine generates a token for any request. Raise if it is dead.
 
-        The doubt stays in two cases in which this returns without a token: none came by the
-        deadline and `is_silence_fatal` returns False, or the engine is full and `in_use`. An engine
-        that was unavailable does not become available by being full.
+        Return at once if `is_doubted` is False. In two cases, return although there was no token,
+        and leave `is_doubted` True: the probe timed out but `is_silence_fatal` returns False, or
+        the engine is full and `in_use` is True.
 
         Args:
-            ask: begins a generation, given its deadline.
-            give_up: called if the engine is dead, to end the requests that wait for it in vain.
-            is_silence_fatal: called with the time at which the probe began. Returns True if the
-                engine must be dead, given that no request has got a token since then.
+            ask: starts a generation; its second argument is the deadline.
+            give_up: called if the engine is dead, to end the requests that wait for it.
+            is_silence_fatal: called with the start time of the probe if no request has got a token
+                since then. Returns True if the engine must be dead.
             in_use: True if the engine counts as available now.
 
         Raises:

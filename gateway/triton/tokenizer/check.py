@@ -1,9 +1,9 @@
-"""Check that the gateway's tokenizer is the one that Triton's engine was made for.
+"""Check that the gateway and Triton's engine use the same tokenizer.
 
-With another tokenizer the engine takes the ids for other words, and answers nonsense with HTTP
-status 200. If Triton serves the model `preprocessing`, that is asked for the ids of texts.
-Otherwise Triton's configuration is compared: the folder of its tokenizer, the engine's vocabulary
-size and its end and padding ids.
+With different tokenizers, the ids mean other words to the engine, so it generates nonsense without
+any error. If Triton serves the model `preprocessing`, the gateway asks this model for the ids of
+texts. Otherwise it compares Triton's configuration: the folder of Triton's tokenizer, the engine's
+vocabulary size, and the end and padding ids.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ log = logging.getLogger(__name__)
 
 TokenizerPolicy = Literal["refuse", "warn"]
 
-# Number of failed calls after which the check is made without them. For example, if preprocessing
-# cannot be asked for ids, only the configuration is compared.
+# Number of failed calls after which the check continues without their results. For example, if
+# preprocessing does not return ids, only the configuration is compared.
 _MAX_FAILURES = 3
-# The same for unanswered questions, if the policy is to refuse. With a timeout of 5 s and a second
-# between two questions, these take a minute. A slow model, such as one that warms up, has answered
-# by then.
+# Maximum number of timeouts of preprocessing before the check continues without it, if the policy
+# is "refuse". With a timeout of 5 s and a pause of 1 s, this takes a minute. A slow model, such as
+# one that warms up, has answered by then.
 _MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
-# Until preprocessing has answered, it is asked at growing intervals: it may load after the engine.
+# Until preprocessing has answered, it is asked again after growing pauses (in seconds), because it
+# may load later than the engine.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
 _MAX_SPECIAL_TOKENS = 8
@@ -46,7 +47,7 @@ _PARTS = ("preprocessing", "postprocessing")
 
 
 class TokenizerCheck:
-    """Check of the gateway's tokenizer against that of one Triton server."""
+    """Comparison of the gateway's tokenizer with the tokenizer of one Triton server."""
 
     def __init__(
         self,
@@ -56,7 +57,14 @@ class TokenizerCheck:
         *,
         answer_within_s: float = _ANSWER_WITHIN_S,
     ) -> None:
-        """Make a check. `answer_within_s` is the time in seconds to answer one question."""
+        """Create a check.
+
+        Args:
+            server: calls to the Triton server.
+            own: the gateway's tokenizer.
+            policy: what to do if the tokenizers differ: raise an error or return a warning.
+            answer_within_s: timeout in seconds of one call to preprocessing.
+        """
         self._server = server
         self._own = own
         self._policy = policy
@@ -64,7 +72,7 @@ class TokenizerCheck:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget the results: Triton is unavailable, and may return with other models."""
+        """Forget all results. Call this if Triton is unavailable, because its models may change."""
         self._tries = 0
         self._answered = False
         self._pause_s = _FIRST_PAUSE_S
@@ -72,20 +80,20 @@ class TokenizerCheck:
 
     @property
     def due(self) -> bool:
-        """Return True if preprocessing has not answered yet and should be asked again now."""
+        """True if preprocessing has not answered yet and should be asked again now."""
         return not self._answered and asyncio.get_running_loop().time() >= self._due_at
 
     async def check(self, core: str, capabilities: ModelCapabilities, *, ready: bool) -> str | None:
-        """Check the tokenizer. Return a warning for operators, or None if nothing differs.
+        """Compare the tokenizers. Return a warning for operators; None if nothing differs.
 
         Args:
-            core: the name of the core model.
-            capabilities: of the selected model.
-            ready: the model is in use already, so a failed question changes nothing.
+            core: name of the core model.
+            capabilities: capabilities of the selected model.
+            ready: True if the model is already in use. Failed calls then raise no error.
 
         Raises:
-            EngineUnavailable: the tokenizers differ and the policy is to refuse, or preprocessing
-                failed to answer and will be asked again.
+            EngineUnavailable: the tokenizers differ and the policy is "refuse", or preprocessing
+                has not answered and will be asked again.
         """
         self._due_at = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -94,7 +102,7 @@ class TokenizerCheck:
         await self._ask(configs, found, ready=ready)
         engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
         if self._answered:
-            # Preprocessing has shown the ids, so another vocabulary size is only a doubt.
+            # Preprocessing has returned the same ids, so another vocabulary size is only a doubt.
             if size := size_difference(self._own, engine):
                 found.doubts.append(size)
         else:
@@ -119,7 +127,7 @@ class TokenizerCheck:
     async def _configs(
         self, core: str, capabilities: ModelCapabilities, found: Findings, *, ready: bool
     ) -> dict[str, Any]:
-        """Return the configurations, by name, of the served models that describe the tokenizer."""
+        """Return the ModelConfigs of the served models that may describe the tokenizer, by name."""
         configs: dict[str, Any] = {}
         wanted = [core]
         if capabilities.llmapi is None:  # an llmapi model has its tokenizer inside
@@ -136,14 +144,14 @@ class TokenizerCheck:
             steps = [step.model_name for step in config.ensemble_scheduling.step]
             if core in steps or name == capabilities.model:
                 wanted += [step for step in steps if step not in wanted]
-            elif steps:  # another model's ensemble, with a tokenizer of its own
+            elif steps:  # leave out the steps of another model's ensemble, with another tokenizer
                 wanted[:] = [each for each in wanted if each not in steps]
         return configs
 
     async def _ask(self, configs: Mapping[str, Any], found: Findings, *, ready: bool) -> None:
-        """Ask the models that tokenize for ids, and add what differs to `found`.
+        """Ask all models that tokenize for the ids of texts. Add differences to `found`.
 
-        Raises EngineUnavailable if a model did not answer and will be asked again.
+        Raise EngineUnavailable if a model did not answer and will be asked again.
         """
         for name, config in configs.items():
             if not can_be_asked(config):
@@ -167,9 +175,14 @@ class TokenizerCheck:
         ready: bool,
         tries: int = _MAX_FAILURES,
     ) -> None:
-        """Add a failed question to the doubts in `found`.
+        """Handle a failed call: raise EngineUnavailable to repeat it, or add it to the doubts.
 
-        Raises EngineUnavailable instead if the question will be repeated first.
+        Args:
+            what: description of the failure.
+            error: the error of the call.
+            found: its doubts get an entry if the call is not repeated.
+            ready: True if the model is already in use. The call is then not repeated.
+            tries: number of failed calls after which calls are not repeated any more.
         """
         if isinstance(error, EngineUnreachable):
             raise error
@@ -195,14 +208,16 @@ class TokenizerCheck:
         if not special:
             return
         text, known = "".join(special), set(special.values())
-        # Compare only the ids of special tokens: some tokenizers insert a space before each token.
+        # Compare only the ids of special tokens, because some tokenizers insert a space before each
+        # token.
         answered = [each for each in await self._ids(config, text) if each in known]
         wanted = [[each for each in ids if each in known] for ids in self._own_ids(text)]
         if answered in wanted:
             return
         missing = [token for token, token_id in special.items() if token_id not in answered]
         if any(answered == [each for each in ids if each in answered] for ids in wanted):
-            # Only a doubt: the missing token may be a padding token that was added for training.
+            # This is only a doubt: a missing token may be a padding token that was added for
+            # training.
             found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
             return
         found.differences.append(
@@ -213,15 +228,15 @@ class TokenizerCheck:
         return await ask_ids(self._server, config, text, self._answer_within_s)
 
     def _own_ids(self, text: str) -> list[list[int]]:
-        """Return the ids of a text twice, with and without the special tokens that are added to it.
+        """Return the gateway's ids of a text, with and without added special tokens.
 
-        Triton's tokenizer may add them or not.
+        Both are possible, because Triton's preprocessing may add special tokens or not.
         """
         return [self._own.encode(text, special=special) for special in (True, False)]
 
 
 def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) -> str:
-    """Return a sentence on where `ids` first differ from the more similar of the `expected` ids."""
+    """Return a sentence about the first difference of `ids` from the most similar expected ids."""
     at, own = max((_common(ids, each), each) for each in expected)
     has, here = ids[at : at + _SHOWN_IDS], own[at : at + _SHOWN_IDS]
     return (
@@ -231,6 +246,6 @@ def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) ->
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many ids are equal at the beginning of both sequences."""
+    """Return the number of equal ids at the beginning of both sequences."""
     equal = zip(ids, others, strict=False)
     return next((at for at, (one, other) in enumerate(equal) if one != other), len(ids))

@@ -1,4 +1,4 @@
-"""Comparison of the gateway's tokenizer with Triton's configuration and the engine's own."""
+"""Comparison of the gateway's tokenizer with Triton's and the engine's configuration."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TEXT = (
     "Größe naïve Ελληνικά Привет, мир. 你好，世界 こんにちは 안녕하세요 مرحبا שלום नमस्ते 😀🎉\n\n"
     "def f(x):\n    return {'a': [x]}  # tabs\tand   spaces\n"
 )
-"""Text by which tokenizers are compared: several scripts, digits, spaces and code."""
+"""Text whose token ids are compared. It has several scripts, digits, spaces and code."""
 
-# An engine may have more embedding rows than there are tokens, since it pads them to a multiple. A
-# larger difference than the greater of these two means another vocabulary.
+# An engine may have more embedding rows than there are tokens, because it pads them to a multiple.
+# If the difference exceeds both limits, the engine has another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
-# Maximum number of added tokens with ids above the engine's vocabulary. A few are harmless, such as
-# a padding token, since no text is encoded with them.
+# Maximum number of added tokens with ids above the engine's vocabulary. A few such tokens are
+# harmless: for example, a padding token never occurs in an encoded text.
 _MAX_SPARE_TOKENS = 64
 
 
 class OwnTokenizer(Protocol):
-    """The gateway's tokenizer; `vocab_size` is its highest id plus 1."""
+    """Interface of the gateway's tokenizer. `vocab_size` is its highest id plus 1."""
 
     @property
     def folder(self) -> Path: ...
@@ -46,30 +46,33 @@ class OwnTokenizer(Protocol):
     def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text.
+        """Return the token ids of a text.
 
-        If `special`, they include the special tokens that the tokenizer adds to every text.
+        If `special` is True, include the special tokens that the tokenizer adds to every text.
         """
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are added tokens.
+        """Return True if all tokens with ids from `first` on are added tokens.
 
         Added tokens are not part of the tokenizer model's own vocabulary.
         """
 
     def difference_from(self, folder: Path, text: str) -> str | None:
-        """Compare with the tokenizer in another folder, by its tokens and its ids of `text`.
+        """Compare this tokenizer with the tokenizer in another folder.
 
-        Return a phrase on what differs, or None if nothing does. Raises OSError and ValueError.
+        Its tokens and its ids of `text` are compared. Return a description of the first difference,
+        or None. Raise OSError or ValueError if the other tokenizer cannot be loaded.
         """
 
 
 @dataclass
 class Findings:
-    """Findings of a comparison, as sentences for operators.
+    """Results of a comparison.
 
-    `compared` is True if anything could be compared. `differences` show that Triton has another
-    tokenizer. `doubts` name what could not be compared or is unusual.
+    Attributes:
+        compared: True if anything could be compared.
+        differences: sentences about differences, which prove that Triton uses another tokenizer.
+        doubts: sentences about unusual values, and about data that could not be compared.
     """
 
     compared: bool = False
@@ -78,9 +81,9 @@ class Findings:
 
 
 def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
-    """Return the facts in the engine's config.json, or None if the file is missing or broken.
+    """Return the content of the engine's config.json. Return None if it is missing or invalid.
 
-    A broken file is added to the doubts in `found`.
+    An invalid file is added to the doubts in `found`.
     """
     if folder == Path() or not (folder / "config.json").is_file():
         return None
@@ -94,8 +97,8 @@ def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
     """Return a sentence if the vocabulary sizes of the tokenizer and the engine do not fit.
 
-    Return None if the engine has an embedding row for each token, or if its size is unknown. Some
-    rows without a token are usual: 51,200 rows for 50,295 tokens, 102,400 for 100,002.
+    Return None if they fit, or if the engine's size is unknown. The engine must have an embedding
+    row for each token. Some more rows are usual, such as 51,200 rows for 50,295 tokens.
     """
     size = 0 if engine is None else engine.vocab_size or 0
     padding = max(_MAX_PADDING_ROWS, int(_MAX_PADDING_SHARE * size))
@@ -107,9 +110,9 @@ def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | Non
 async def compare(
     own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Findings
 ) -> None:
-    """Compare the tokenizer with the models' configurations and with their engine.
+    """Compare the tokenizer with the configurations of the models and the engine.
 
-    Differences and doubts are added to `found`.
+    Add differences and doubts to `found`.
     """
     found.compared = engine is not None and bool(engine.vocab_size)
     if size := size_difference(own, engine):
@@ -128,7 +131,7 @@ async def compare(
     folders = {parameter(config, "tokenizer_dir") for config in configs.values()} - {""}
     for folder in map(Path, sorted(folders)):
         if not await asyncio.to_thread(folder.is_dir):
-            continue  # the folder is on another machine, or this is a name on Hugging Face
+            continue  # the folder is on another machine, or the value is a Hugging Face name
         try:
             differs = await asyncio.to_thread(own.difference_from, folder, TEXT)
         except (OSError, ValueError) as error:
@@ -145,7 +148,7 @@ def _id_differences(
     differences = []
     if ends and own.end_ids and not set(ends) & set(own.end_ids):
         differences.append(f"{whose} has end_id {list(ends)}; here: {list(own.end_ids)}.")
-    # Padding with an end id is usual, too.
+    # Accept an end id as the padding id, which is usual.
     if pads and own.pad_id is not None and not set(pads) & {own.pad_id, *own.end_ids}:
         differences.append(f"{whose} has pad_id {list(pads)}; here: {own.pad_id}.")
     return differences
@@ -156,6 +159,6 @@ def _decimals(text: str) -> list[int]:
 
 
 def _ids(*values: Any) -> list[int]:
-    """Return the token ids among JSON values, each of which may be an id, a list or None."""
+    """Return all token ids in `values`. A value may be an id, a list of ids, or anything else."""
     flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
     return [each for each in flat if isinstance(each, int) and not isinstance(each, bool)]

@@ -1,4 +1,4 @@
-"""Request for the ids of one text to `preprocessing`, the model that tokenizes."""
+"""Request to Triton's model `preprocessing` for the token ids of one text."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from gateway.triton.protobuf import pb
 from gateway.triton.tokenizer.triton_api import TritonApi
 
 _TEXT, _IDS, _LENGTH = "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN"
-# Values for other required inputs, by data type: one number, little-endian. It is 1 for integers
-# and 0 for other types.
+# Value for other required inputs, by data type: one number, little-endian. It is 1 for integers,
+# 0.0 for floats and False for booleans.
 _ONE = {"INT32": b"\1\0\0\0", "UINT32": b"\1\0\0\0", "INT64": b"\1" + bytes(7)}
 _ONE |= {"UINT64": _ONE["INT64"], "FP32": bytes(4), "BOOL": b"\0"}
 
 
 class QuestionFailed(Exception):
-    """Error for a model that cannot be asked, or an answer that cannot be read.
+    """Error if no request can be built for the model, or if its response cannot be read.
 
-    The message says why.
+    The message has the reason.
     """
 
 
 def can_be_asked(config: Any) -> bool:
-    """Return True if this is the configuration of a model that turns texts into ids."""
+    """Return True if a ModelConfig belongs to a model that converts texts to token ids."""
     return _TEXT in {each.name for each in config.input} and _IDS in {
         each.name for each in config.output
     }
 
 
 async def ask_ids(server: TritonApi, config: Any, text: str, within_s: float) -> list[int]:
-    """Ask a model for the ids of a text, and return them without padding.
+    """Ask a model for the token ids of a text, and return them without padding.
 
-    Raises GatewayError, TimeoutError after `within_s` seconds, and QuestionFailed if the answer has
-    no ids or the model needs other inputs that cannot be made up.
+    Raises:
+        GatewayError: the call has failed.
+        TimeoutError: the model has not answered within `within_s` seconds.
+        QuestionFailed: the response has no ids, or the model requires an input of a data type for
+            which there is no default value.
     """
     reply = await server.infer_once(_request(config, text), within_s)
     try:
@@ -51,14 +54,14 @@ async def ask_ids(server: TritonApi, config: Any, text: str, within_s: float) ->
         raise QuestionFailed(f"its {_IDS} is {kind} of {len(raw)} bytes; expected: INT32")
     ids = array("i", raw).tolist()
     lengths = array("i", found[_LENGTH][1]) if _LENGTH in found else ()
-    # Keep the last ids: if the answer is padded, then on the left.
+    # Return only the last ids, because padding is on the left.
     return ids[-lengths[0] :] if lengths and 0 < lengths[0] < len(ids) else ids
 
 
 def _request(config: Any, text: str) -> bytes:
     """Return a serialized ModelInferRequest with the text.
 
-    Other required inputs get an empty text or the number in `_ONE`.
+    Other required inputs get an empty text, or the number in `_ONE`.
     """
     request = pb.ModelInferRequest(model_name=config.name)
     batch = [1] if config.max_batch_size else []

@@ -1,4 +1,4 @@
-"""Interface of the calls to Triton that the comparison of tokenizers needs."""
+"""Interface for the calls to Triton that the comparison of tokenizers needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class TritonApi(Protocol):
-    """Calls to one Triton. Each raises GatewayError and TimeoutError."""
+    """Calls to one Triton server. They raise GatewayError on failure and TimeoutError."""
 
     async def model_ready(self, model: str) -> bool: ...
 

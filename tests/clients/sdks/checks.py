@@ -1,6 +1,6 @@
-"""What the scripts of this folder share: what they ask, and how they tell what became of it.
+"""Helpers for the scripts of this folder: questions, and the report of results.
 
-They run in environments of their own, so nothing here is of the project.
+The scripts run in separate environments, so nothing is imported from the project.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Person(BaseModel):
 
 
 def forecast(city: str) -> str:
-    """What the tool `get_weather` answers: 21 degrees for Paris."""
+    """Return the answer of the tool `get_weather`: 21 degrees for Paris."""
     return f'{{"temperature": {len(city) + 16}}}'
 
 
 @contextmanager
 def refused(*kinds: type[Exception]) -> Iterator[list[Any]]:
-    """Takes the error that is to come, of one of these kinds; afterwards it is in the list."""
+    """Expect an error of one of these types, and store it in the yielded list."""
     caught: list[Any] = []
     try:
         yield caught
@@ -47,7 +47,7 @@ def refused(*kinds: type[Exception]) -> Iterator[list[Any]]:
 
 
 def run(*checks: Callable[[], Any]) -> None:
-    """Runs all, in one event loop, and ends the process: with 1 where one has failed."""
+    """Run all checks in one event loop, and exit with 1 if one has failed."""
     sys.exit(asyncio.run(_run(checks)))
 
 

@@ -1,4 +1,4 @@
-"""Instructor, unchanged: each way in which it asks for a model."""
+"""Instructor, unmodified: each mode in which it requests a pydantic model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's ChatAnthropic, unchanged."""
+"""LangChain's ChatAnthropic, unmodified."""
 
 from __future__ import annotations
 

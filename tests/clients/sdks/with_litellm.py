@@ -1,4 +1,4 @@
-"""LiteLLM, unchanged: as a client, and its proxy with the openai package in front."""
+"""LiteLLM, unmodified: as a client, and as a proxy that the openai package calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import openai
 from checks import BASE_URL, CAPITAL, TOO_LONG, WEATHER, Person, forecast, refused, run
 from litellm.proxy.proxy_cli import run_server
 
-# Of its names for servers of this kind.
+# LiteLLM's provider names for OpenAI-compatible servers.
 PROVIDERS = ("openai", "hosted_vllm")
 TOOLS = [
     {
@@ -119,7 +119,7 @@ def _chat(ask: Ask) -> None:
 
 
 def _tools(ask: Ask) -> None:
-    """Two turns: what the first answered goes back as the client has it."""
+    """Run two turns. The second one returns the first answer as LiteLLM dumps it."""
     asked = {"messages": _said(WEATHER), "temperature": 0, "tools": TOOLS}
     message = ask(**asked).choices[0].message
     [call] = message.tool_calls
@@ -135,7 +135,7 @@ def _tools(ask: Ask) -> None:
 
 
 def _free_port() -> int:
-    """One that no outgoing connection gets, and no other test, before the proxy has started."""
+    """Return a free port below the range for outgoing connections, so none takes it meanwhile."""
     while True:
         port = random.randrange(5_000, 10_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -144,7 +144,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _proxy() -> Iterator[str]:
-    """LiteLLM's own command in a thread of this process: it takes 12 s of CPU to import."""
+    """Run LiteLLM's proxy in a thread of this process, as importing it takes 12 s of CPU time."""
     port = _free_port()
     upstream = {"model": "hosted_vllm/demo", "api_base": BASE_URL, "api_key": "none"}
     config = {

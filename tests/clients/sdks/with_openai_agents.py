@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK, unchanged, over chat completions."""
+"""OpenAI's Agents SDK, unmodified, over chat completions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def tools() -> None:
     ]
     assert called == ["get_weather"]
     assert streamed.final_output == answer.final_output
-    # The turn after: the whole round goes back with it.
+    # The next turn returns all items of the first one.
     again = await Runner.run(able, [*answer.to_input_list(), *_said(WEATHER)])
     assert again.final_output
 
@@ -85,7 +85,7 @@ async def structured() -> None:
 
 
 async def structured_with_tools() -> None:
-    """It may call although an answer must be a `Person`."""
+    """Check that the model may call a tool even if its answer must be a `Person`."""
     once = {"tools": [get_weather], "tool_use_behavior": "stop_on_first_tool"}
     found = await Runner.run(agent(output_type=Person, **once), WEATHER)
     assert found.new_items[0].raw_item.name == "get_weather"

@@ -1,4 +1,4 @@
-"""Pydantic AI, unchanged."""
+"""Pydantic AI, unmodified."""
 
 from __future__ import annotations
 

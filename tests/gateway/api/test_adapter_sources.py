@@ -1,4 +1,4 @@
-"""Adapters that admins have the gateway fetch: from where, what of it is kept, what is refused."""
+"""Adapters that the gateway fetches for an admin from HTTPS, S3, Hugging Face or a folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def adapter(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    """Over https, with a certificate that this process trusts."""
+    """Yield an HTTPS file server whose certificate this process trusts."""
     authority = Authority(tmp_path, "files")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     with FileServer(authority.issue("server")) as server:
@@ -53,7 +53,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServ
 
 @pytest.fixture
 def debug_log(capfd: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
-    """What a gateway writes that is told to write all."""
+    """Set the log level to debug, and yield the capture of what is logged."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     configure_logging("debug")
@@ -73,7 +73,7 @@ async def _gateway(
         async with running(folder, endpoint, **fields) as (client, service, _):
             await asyncio.wait_for(service.started.wait(), 60)
             yield client, service
-            # Whatever became of it, nothing is left of what was fetched.
+            # No temporary file remains, whether the fetch succeeded or failed.
             incoming = folder / "adapters" / "@incoming"
             await becomes(lambda: not incoming.exists() or not list(incoming.iterdir()))
 
@@ -109,7 +109,7 @@ async def _records(client: httpx.AsyncClient) -> Any:
 async def test_without_the_extra_s3_is_refused_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # simulates a missing package
     async with _gateway(tmp_path, "s3://bucket") as (client, _):
         answer = await _add(client, "s3://bucket/zh")
         assert _error(answer) == (400, "adapter_source_unsupported")
@@ -152,7 +152,7 @@ async def test_over_https_with_its_provenance_and_without_its_secrets(
     log = debug_log.readouterr().err
     assert " DEBUG " in log
     assert "hunter" not in told + log
-    # What is signed for a folder is sent for each of its files, and nothing else is asked for.
+    # The source's query string is sent for each file, and only the adapter's files are requested.
     of_cdn = [target for _, target in server.asked if target.startswith("/lora/cdn/")]
     assert set(of_cdn) == {signed}
     first = [target for _, target in server.asked if target not in of_cdn]
@@ -223,7 +223,7 @@ async def test_from_the_hugging_face_cache_by_branch_and_by_commit(
         for source in ("hf://acme/zh@other", "hf://acme/zh@0123", "hf://acme/none"):
             assert _error(await _add(client, source)) == (400, "adapter_file_missing"), source
         assert _error(await _add(client, "hf://evil/zh")) == (403, "adapter_source_not_allowed")
-        # What a snapshot links to must be the model's.
+        # A snapshot's files may only link to files of the same model in the cache.
         (snapshot / WEIGHTS).unlink()
         (snapshot / WEIGHTS).symlink_to(adapter / WEIGHTS)
         assert _error(await _add(client, "hf://acme/zh")) == (400, "adapter_path_outside_root")
@@ -292,7 +292,7 @@ async def test_no_tenant_and_without_settings_no_admin_makes_it_fetch(
 
 
 def _lies_short(handler: Any) -> None:
-    """Tells more than it sends."""
+    """Announce 1000 bytes, send 100, and close the connection."""
     handler.answer(200, b"x" * 100, content_length="1000", connection="close")
     handler.close_connection = True
 
@@ -364,7 +364,7 @@ async def test_a_redirect_within_what_is_allowed_is_followed(
         answer = await _add(client, base.replace("//", "//me:pw@") + "/lora/zh")
         assert answer.status_code == 201, answer.text
     sent = dict(zip(server.asked, server.authorization, strict=True))
-    assert sent["GET", f"/cdn/1/{WEIGHTS}?sig=1"] is None  # the password is for the first place
+    assert sent["GET", f"/cdn/1/{WEIGHTS}?sig=1"] is None  # the redirect gets no password
 
 
 async def test_five_redirects_are_followed_and_not_six(
@@ -392,7 +392,11 @@ async def test_plain_http_and_a_certificate_of_nobody_are_refused(
 
 
 def _published(server: FileServer, at: str, tmp_path: Path) -> None:
-    """The first release, and a second of the same sizes that comes as the first is being read."""
+    """Serve a release whose files are replaced while the gateway reads it.
+
+    The first GET of the configuration publishes the second release. Both have files of the same
+    sizes.
+    """
     server.put(at, write_peft(tmp_path / "first", qv_tensors(seed=1), lora_alpha=8))
     write_peft(tmp_path / "second", qv_tensors(seed=2), lora_alpha=9)
     config = f"{at}/adapter_config.json"
@@ -440,7 +444,7 @@ async def test_two_releases_are_never_mixed_from_s3(
 async def test_two_releases_are_never_mixed_from_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Renamed, as docs/lora-sources.md says, after the configuration was read."""
+    """A rename replaces the folder, as docs/lora-sources.md says, after its config was read."""
     folder = write_peft(tmp_path / "zh", qv_tensors(seed=1), lora_alpha=8)
     second = write_peft(tmp_path / "second", qv_tensors(seed=2), lora_alpha=9)
     shutil.copytree(second, tmp_path / "next")
@@ -534,7 +538,7 @@ async def test_a_silent_server_ends_with_the_deadline_and_with_the_client(
     silent, begun = threading.Event(), threading.Event()
 
     def drips(handler: Any) -> None:
-        """Bytes, but never an end: no silence is long enough to tell."""
+        """Send header bytes without end, so often that no read timeout applies."""
         begun.set()
         with contextlib.suppress(OSError):
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
@@ -555,7 +559,7 @@ async def test_a_silent_server_ends_with_the_deadline_and_with_the_client(
     async with _gateway(tmp_path, source) as (client, service):
         asking = asyncio.create_task(_add(client, source))
         await becomes(begun.is_set)
-        # Whoever waits on it is served meanwhile, as all others are.
+        # The gateway answers other requests while this fetch hangs.
         assert (await client.get("/health/ready")).status_code == 200
         asking.cancel()
         await becomes(silent.is_set)
@@ -570,7 +574,7 @@ async def test_a_disk_that_hangs_ends_with_the_deadline_and_keeps_no_others_thre
     back, hanging, isdir = threading.Event(), threading.Event(), os.path.isdir
 
     def hangs(path: Any) -> bool:
-        """As the system does on a mount whose server has gone."""
+        """Block for paths below /hung/, like a network mount whose server is gone."""
         if str(path).startswith("/hung/"):
             hanging.set()
             back.wait()
@@ -579,7 +583,7 @@ async def test_a_disk_that_hangs_ends_with_the_deadline_and_keeps_no_others_thre
     monkeypatch.setattr(os.path, "isdir", hangs)
     try:
         async with _gateway(tmp_path, "/hung", adapter_source_timeout=2.0) as (client, _):
-            # More than asyncio has threads.
+            # More requests than asyncio's default executor has threads.
             asking = [asyncio.create_task(_add(client, f"/hung/{n}")) for n in range(40)]
             await becomes(hanging.is_set)
             for answer in await asyncio.wait_for(asyncio.gather(*asking), 60):

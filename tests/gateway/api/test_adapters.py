@@ -1,4 +1,4 @@
-"""What an operator is told of a change of adapters is what all gateways then do."""
+"""Removal and rollback of adapters: all gateways then do what the API has reported."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_rollback_goes_to_what_was_served_before_and_the_console_says_wh
 
 
 async def _is_told(client: httpx.AsyncClient, before: str | None) -> None:
-    """Waits until the console says that this version was served before."""
+    """Wait until the console reports `before` as the version that was served previously."""
     async with asyncio.timeout(60):
         while True:
             state = (await client.get("/v1/admin/state", headers=AUTHORIZED)).json()

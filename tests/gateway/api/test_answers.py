@@ -1,4 +1,4 @@
-"""The SSE writer: whatever the text, openai-python's own decoder reads it back."""
+"""The SSE writer: openai-python's own decoder reads any text back unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.deltas import TextDelta
 from tests.support.answers_read import Written
 from tests.support.generations import batch
 
-# Line ends of every kind, quotes, colons and what looks like the protocol itself.
+# Random texts, and texts with line ends, quotes and colons or with lines that look like SSE.
 pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["\n\n", "\r\n", "data: [DONE]", ": x", "event: y\n", '"', "\\", "\u2028", "\x85", "\x00"]
 )
@@ -74,7 +74,7 @@ def test_any_text_survives_the_stream(
 
 
 def test_usage_so_far_is_in_each_frame() -> None:
-    """Of all choices together; a text that looks like a frame's end is text."""
+    """Usage counts the tokens of all choices, even if a text looks like the end of an event."""
     text = ',"usage":null}\n\n'
     raw = _written("chat", [["a", text], ["b"]], "each", comments=False)
     chunks = [json.loads(event.data) for event in SSEDecoder().iter_bytes(iter([raw[:-14]]))]

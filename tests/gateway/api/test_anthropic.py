@@ -1,4 +1,4 @@
-"""The Messages API: what a conversation becomes, and how deltas are written as blocks."""
+"""The Messages API: requests become chats, and generated deltas become content blocks."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 @st.composite
 def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
-    """Events of a message, cut into deltas anywhere."""
+    """Draw the events of a message, split into deltas at random points."""
     events: list[MessageEvent] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=6)):
@@ -250,7 +250,7 @@ def test_the_arguments_of_a_call_are_passed_on_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_what_json_has_no_number_for_is_null_in_a_call(number: str) -> None:
-    """The `json` module of Python reads these words; browsers and most clients do not."""
+    """NaN and infinities become null, because most clients' JSON parsers reject them."""
     events = tuple(call_events("f", f'{{"x": [1, {number}]}}'))
     told = answer().build_complete([[TextDelta("", 9, "stop", events=events)]], num_returned=None)
     [block] = orjson.loads(told)["content"]
@@ -258,7 +258,7 @@ def test_what_json_has_no_number_for_is_null_in_a_call(number: str) -> None:
 
 
 def test_what_a_message_costs_grows_with_its_length_alone() -> None:
-    """The text of many messages of one side, and of many deltas, is put together once."""
+    """Joining many messages of one role, or many deltas, takes linear time."""
 
     def cost(size: int) -> float:
         body = {"role": "user", "content": "🦉" + "x" * 2000}
@@ -271,7 +271,7 @@ def test_what_a_message_costs_grows_with_its_length_alone() -> None:
         return time.thread_time() - began
 
     small, large = (min(cost(size) for _ in range(3)) for size in (2**11, 2**14))
-    assert large < 24 * small  # 8 times; as it was, 64
+    assert large < 24 * small  # 8 for linear cost, 64 for quadratic cost
 
 
 def test_thoughts_are_left_out_where_nobody_wants_them() -> None:
@@ -330,7 +330,7 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
             ({"authorization": f"Bearer {key}"}, 200),
             ({"x-api-key": key + "x"}, 401),
             ({}, 401),
-            # A program has the key of another server in one of the headers.
+            # A client may send another server's key in one header. The valid key then counts.
             ({"x-api-key": key, "authorization": "Bearer sk-of-another-server"}, 200),
             ({"x-api-key": key, "authorization": "Basic dTpw"}, 200),
             ({"x-api-key": key, "authorization": f"Bearer {'x' * 600}"}, 200),
@@ -409,7 +409,7 @@ async def test_a_reminder_is_the_users_where_the_template_takes_no_system_messag
             told = await client.post("/v1/messages", json=asked | {"max_tokens": 9})
             counted = await client.post("/v1/messages/count_tokens", json=asked)
             assert told.status_code == counted.status_code == 200, told.text
-            # Of this tokenizer, a token is a character.
+            # This tokenizer makes one token of each character.
             tokens = len(joined if refuses else apart)
             assert counted.json()["input_tokens"] == tokens
             assert told.json()["usage"]["input_tokens"] == tokens

@@ -1,4 +1,4 @@
-"""Tools of the Messages API, their results, and what a client says of itself in `system`."""
+"""Tools of the Messages API, their results, and the client's self-description in `system`."""
 
 from __future__ import annotations
 

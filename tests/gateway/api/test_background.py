@@ -1,4 +1,4 @@
-"""Responses in the background at several workers of one gateway, step by step."""
+"""Background responses in a gateway of several workers, with pauses at chosen steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 @contextlib.asynccontextmanager
 async def _engine(folder: Path) -> AsyncIterator[tuple[FakeTriton, str]]:
-    """It stops before its last token until it is released."""
+    """Yield an engine and its endpoint. The engine waits before its last token until released."""
     save_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     tokens = ids_of(folder, TEXT)
     engine = FakeTriton(tokens=tokens, fault="slow", step=len(tokens) - 1)
-    engine.pause_s = 0.05  # so that some come behind the first look
+    engine.pause_s = 0.05  # so that some tokens come after the first flush
     async with serving(engine) as endpoint:
         yield engine, endpoint
 
@@ -60,7 +60,7 @@ async def test_nothing_is_kept_of_what_was_deleted_while_it_was_being_kept(
             chunks: list[str] = []
 
             async def slowly(tenant: str, records: Sequence[Record]) -> None:
-                if records[0].order:  # events alone
+                if records[0].order:  # a chunk of events
                     chunks.append(records[0].id)
                     held.set()
                     await go_on.wait()
@@ -69,7 +69,7 @@ async def test_nothing_is_kept_of_what_was_deleted_while_it_was_being_kept(
             monkeypatch.setattr(service.conversations, "put", slowly)
             response_id = await _begun(client)
             await held.wait()
-            await _until(lambda: engine.reached)  # so there are more events by now
+            await _until(lambda: engine.reached)  # by now, more events wait to be stored
             assert (await elsewhere.delete(f"/v1/responses/{response_id}")).status_code == 200
             assert await others.conversations.members("", response_id, after=0) == []
             known = list(chunks)
@@ -121,7 +121,7 @@ async def test_the_events_of_many_hours_have_room() -> None:
         events.write(b"data: x\n\n")
         before = len(kept)
         await events.flush_if_due()
-        assert now > 60 or len(kept) == before + 1  # nobody waits for those of the first minute
+        assert now > 60 or len(kept) == before + 1  # each poll of the first minute stores
     await events.flush()
     assert kept[-1].order == len(looks)
     assert len(kept) < MAX_MEMBERS * 3 / 4
@@ -129,7 +129,7 @@ async def test_the_events_of_many_hours_have_room() -> None:
 
 @pytest.mark.slow
 async def test_an_answer_is_not_lost_for_its_events(tmp_path: Path) -> None:
-    """They take several times what the tenant may have."""
+    """The answer is stored although its events exceed the tenant's storage limit several times."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     room = 1024 * 1024
@@ -154,7 +154,7 @@ async def test_an_answer_is_not_lost_for_its_events(tmp_path: Path) -> None:
 
 
 async def _fill(kept: Conversations, response_id: str) -> None:
-    """Until nothing more goes into its group."""
+    """Add records to the group of a response until the group is full."""
     number, size = 0, 1024
     while size:
         ids = [f"{response_id}/{number + each}x" for each in range(size)]

@@ -1,4 +1,4 @@
-"""Schemas that are not strict: what cannot be enforced is left out and named."""
+"""Schemas that are not strict: keywords that cannot be enforced are left out and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the wrong kind and hostile ones: a clear 4xx, quickly, from a server that lives on."""
+"""Malformed and hostile request bodies: the server answers 4xx quickly and keeps running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.local_stack import Stack, Up
 from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import connect, next_answer, post
 
-CPU_SECONDS = 1.0  # of the gateway, with the upload; the slowest takes 0.3
+CPU_SECONDS = 1.0  # limit of the gateway's CPU time, upload included; the slowest takes 0.3
 MEGABYTES = 8 * 1024 * 1024
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GOOD = {
@@ -94,7 +94,7 @@ def test_what_is_not_one_gzip_stream(stack: Stack, packed: bytes) -> None:
 
 
 def test_a_bomb_is_not_unpacked(stack: Stack) -> None:
-    """Eight megabytes are allowed, so no more are made of 64 KB that would be 64 MB."""
+    """Decompression stops at 8 MB, the limit of a body, although the 64 KB hold 64 MB."""
     bomb = gzip.compress(b" " * (8 * MEGABYTES))
     process = psutil.Process(stack.pids["gateway"])
     with costs_less_than(CPU_SECONDS, stack.pids["gateway"]):
@@ -105,7 +105,7 @@ def test_a_bomb_is_not_unpacked(stack: Stack) -> None:
 
 
 def test_what_is_packed_is_counted_too(stack: Stack) -> None:
-    """Blocks of nothing, as many as one likes, before a body that is short."""
+    """Empty gzip blocks count towards the limit, although they decompress to nothing."""
     packer = zlib.compressobj(wbits=31)
     nothing = packer.compress(b"") + packer.flush(zlib.Z_SYNC_FLUSH)
     blocks = b"\0\0\0\xff\xff" * 10_000

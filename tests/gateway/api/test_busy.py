@@ -1,4 +1,4 @@
-"""Before a busy event loop: who is answered, who waits, and how the rest is refused."""
+"""Requests to a busy event loop: which are answered, which wait, and which are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Asked = asyncio.Task[httpx.Response]
 
 @dataclass
 class BusyGateway:
-    """A gateway whose start queue has a turn when a test says so, by a clock of its own."""
+    """A gateway whose start queue advances only if a test calls `turn`, by a simulated clock."""
 
     client: httpx.AsyncClient
     service: Any
@@ -64,20 +64,20 @@ class BusyGateway:
             callback()
 
     async def go_on(self, *asked: Asked) -> list[httpx.Response]:
-        """Turns until all are answered."""
+        """Run turns until all requests are answered. Return the responses."""
         while not all(task.done() for task in asked):
             self.turn(0.001)
             await asyncio.sleep(0.001)
         return [task.result() for task in asked]
 
     async def fill_turn(self, name: str) -> list[Asked]:
-        """Number of requests that one turn begins with."""
+        """Send as many requests as one turn begins, and wait for their answers."""
         asked = [self.ask(name) for _ in range(MAX_TURN_WORK)]
         await asyncio.gather(*asked)
         return asked
 
     async def overload(self, name: str) -> list[Asked]:
-        """Slow turns, and more of a tenant's requests than can begin in time."""
+        """Send a tenant's requests between slow turns until some get 503. Return their tasks."""
         await self.fill_turn(name)
         asked: list[Asked] = []
 
@@ -151,7 +151,7 @@ async def test_a_flood_is_refused_at_once_and_other_tenants_are_not(
         assert 1 <= int(refused[0].headers["retry-after"]) <= 3
         assert refused[0].headers["x-should-retry"] == "true"
         assert refused[0].headers["x-request-id"]
-        # Nothing was done for them: they are in no account, and no engine has seen them.
+        # Refused requests never reach the engine, and count as refusals of their own tenant only.
         others = [it.ask("other", headers) for headers in (COMPLETIONS, "/v1/chat/completions")]
         answers = await it.go_on(*others, *asked)
         assert {answer.status_code for answer in answers[:2]} == {200}
@@ -178,7 +178,7 @@ async def test_health_metrics_and_admins_are_answered_during_a_flood(
         assert waiting
         metrics = (await it.client.get("/metrics", headers=admin)).text
         assert f"gateway_requests_waiting_to_begin {waiting}.0" in metrics
-        # It is told to operators, too.
+        # Operators are notified of the overload, too.
         await it.until(lambda: "busy" in it.service.troubles.facts())
         await it.go_on(*asked)
 
@@ -248,7 +248,7 @@ async def test_who_leaves_while_waiting_is_not_begun_with(
         for task in asked[:3]:
             task.cancel()
         await asyncio.gather(*asked[:3], return_exceptions=True)
-        # A connection that is closed is seen behind what was read before.
+        # Wait, as the server notices a closed connection only after it has handled earlier reads.
         for _ in range(100):
             await asyncio.sleep(0.001)
         it.turn()
@@ -261,7 +261,7 @@ async def test_who_leaves_while_waiting_is_not_begun_with(
 async def test_a_burst_on_as_many_connections_is_served_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: int
 ) -> None:
-    """With the real turns of the event loop."""
+    """A burst is served without a refusal, with the event loop's real turns."""
     async with busy_gateway(tmp_path, monkeypatch) as it:
         monkeypatch.undo()
         answers = await asyncio.gather(*[it.ask("flood") for _ in range(connections)])

@@ -1,6 +1,7 @@
-"""Tool calls of every form and protocol: a stream is the whole answer, and nothing cut is called.
+"""Tool calls in the syntax of each model and in each API: streams equal complete answers.
 
-The text of a model goes through the reader of its form to the answer's writer, cut anywhere.
+The tests split a model's text at random points, parse it, and write the answer. A call whose
+arguments were cut off must not count as a call.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _deltas(
 
 
 def _chat(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, Any]:
-    """The choice of a chat's answer, which is that of its stream."""
+    """Return the choice of the complete chat answer. Assert that the streamed choice equals it."""
     answer, body = OpenAIAnswer("chat", "m", batch(), custom=custom), Written()
     sink = answer.stream(body, "none")
     for delta in deltas:
@@ -101,7 +102,7 @@ def _chat(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, An
 
 
 def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, Any]:
-    """The response, which is that of its stream."""
+    """Return the complete response. Assert that the streamed response equals it."""
     tools = [{"type": "custom", "name": name} for name in custom]
     body = orjson.dumps({"model": "m", "input": "?", "tools": tools})
     chat = cast(ResponsesChat, parse(ResponseRequest, body).request)
@@ -120,7 +121,7 @@ def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str
 
 
 def _message(deltas: list[TextDelta]) -> dict[str, Any]:
-    """The message, which is that of its stream."""
+    """Return the complete message. Assert that the streamed message equals it."""
     answer, body = MessageAnswer("m", batch(), max_tokens=1), Written()
     sink = answer.stream(body, "last")
     for delta in deltas:
@@ -131,7 +132,7 @@ def _message(deltas: list[TextDelta]) -> dict[str, Any]:
 
 
 def _agree(deltas: list[TextDelta]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The answers of the three protocols, which have one rule for calls."""
+    """Return the answers of the three APIs. Assert that all treat tool calls alike."""
     chat, response, message = (of([replace(delta) for delta in deltas])
                                for of in (_chat, _response, _message))  # fmt: skip
     calls = [call["function"]["arguments"] for call in chat["message"].get("tool_calls", ())]
@@ -176,7 +177,7 @@ def test_every_form_is_tried() -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_cut(name: str) -> None:
-    """At a limit, at a stop string and at the model's end: only a whole call is one."""
+    """Only a complete call counts if the text ends at a limit, a stop string or the model's end."""
     written = TEXTS[name].replace("%s", "b c")
     for size in range(len(written) + 1):
         for finish, stop in (("length", ()), ("stop", ()), ("stop", ("\x00",))):
@@ -201,12 +202,12 @@ HERMES = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 
 @pytest.mark.parametrize("arguments", ['{"a": tru}', '{"$schema#", "a": 1}', "{'a': 1}"])
 def test_a_call_with_an_error_in_its_arguments(arguments: str) -> None:
-    """Chat and Responses pass the raw text on, in Messages it is no `tool_use`."""
+    """Chat and Responses pass the raw arguments on. Messages has a text block, not a `tool_use`."""
     chat, response, message = _agree(_deltas("hermes", [HERMES % arguments], "stop", ()))
     [call] = chat["message"]["tool_calls"]
     assert (call["function"]["arguments"], chat["finish_reason"]) == (arguments, "stop")
     [item] = response["output"]
-    # The model has ended it: only the call is not complete.
+    # The model ended the response itself, so only the call is incomplete.
     assert (item["status"], response["status"]) == ("incomplete", "completed")
     [block] = message["content"]
     assert (block["type"], message["stop_reason"]) == ("text", "end_turn")
@@ -255,7 +256,7 @@ def test_a_custom_tool_may_be_called_with_its_input_itself(arguments: str, size:
     ("arguments", "finish", "stop"),
     [
         ("*** Begin", "length", ()),
-        ("*** Begin", "stop", ("gin",)),  # the rest of the input is unknown
+        ("*** Begin", "stop", ("gin",)),  # the stop string cut the input off
         ("{not} JSON", "stop", ("JSON",)),
         ('{"input": "x', "stop", ()),
         ('{"input": "x"}', "length", ()),
@@ -270,7 +271,7 @@ def test_a_custom_tool_is_not_called_with_a_part_of_its_input(
 
 
 def _custom(deltas: list[TextDelta]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The chat and the response in which `f` is a custom tool."""
+    """Return the chat's choice and the response, with `f` as a custom tool."""
     copies = ([replace(delta) for delta in deltas] for _ in range(2))
     return _chat(next(copies), {"f"}), _response(next(copies), {"f"})
 
@@ -283,7 +284,7 @@ def test_a_stop_string_leaves_no_markup_as_content() -> None:
 
 @pytest.mark.parametrize(("parallel", "most"), [(True, 8), (False, 1)])
 def test_required_calls_have_an_upper_bound(parallel: bool, most: int) -> None:
-    """An engine that does not hold to the guide is ended there."""
+    """The gateway ends an answer with more calls than allowed, if the engine ignores the guide."""
     reader = MessageReader(MessageForm(guided=ForcedCall(), parallel=parallel))
     call = '{"name": "f", "arguments": {}}'
     deltas: list[TextDelta] = []

@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
         chat(**fields).build_guide()
     assert refused.value.param == param
     assert refused.value.message.startswith(param)
-    assert not re.search(r"\[\D", refused.value.message.partition(": ")[0])  # no union's tag
+    assert not re.search(r"\[\D", refused.value.message.partition(": ")[0])  # no pydantic union tag
 
 
 def test_a_tool_of_another_type_is_refused_in_words_that_say_what_is_allowed() -> None:
@@ -194,7 +194,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 @st.composite
 def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
-    """Events of a message, cut into deltas anywhere; calls are perhaps cut."""
+    """Draw the events of a message, split into deltas at random points. Some calls are cut off."""
     events: list[MessageEvent] = []
     kinds = draw(st.lists(st.sampled_from(["text", "f", "patch"]), max_size=5))
     calls = 0
@@ -306,6 +306,6 @@ def test_two_schemas_under_one_name_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="another schema than an earlier tool 'f'") as refused:
         chat(tools=[G, F, other])
     assert refused.value.param == "tools[2].function.parameters"
-    # A tool that is listed twice has one schema, and one that may not be called has none to hold.
+    # A tool may be listed twice. The schema of a tool that may not be called is not compared.
     chat(tools=[F, F, G])
     chat(tools=[F, other, G], tool_choice=allowed({"type": "function", "function": {"name": "g"}}))

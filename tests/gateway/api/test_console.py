@@ -1,4 +1,4 @@
-"""The console's API: the state follows requests, changes equal it, strangers see nothing."""
+"""The console's API: the state, the events that update it, cancellation, and access control."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STREAM = {"model": "demo", "stream": True, "ignore_eos": True, "max_tokens": LON
 def gateway(
     long_stack: Stack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """With one place, so that a second request waits."""
+    """Run a gateway with one slot, so that a second request waits."""
     folder = tmp_path_factory.mktemp("console")
     config = write_config(
         folder / "c.yaml",
@@ -47,7 +47,7 @@ def gateway(
 
 
 class Answering:
-    """A long answer of which the first token is there; `rest` are the lines behind it."""
+    """A long streamed answer whose first token has arrived. `rest` iterates over later lines."""
 
     def __init__(self, answer: httpx.Response) -> None:
         assert answer.status_code == 200, answer.read()
@@ -67,7 +67,7 @@ def answering(gateway: GatewayProcess, key: str = ACME, **more: Any) -> Iterator
 
 
 def _ms_since(moment: float) -> float:
-    """No time from then to another moment that is over is longer, on whatever machine."""
+    """Return the milliseconds since `moment`. No step that began later can have taken longer."""
     return 1000 * (time.monotonic() - moment)
 
 
@@ -77,7 +77,7 @@ def _request(seen: State, /, **facts: Any) -> dict[str, Any] | None:
 
 
 def test_the_state_follows_a_request_through_queue_run_and_stop(gateway: GatewayProcess) -> None:
-    with answering(gateway) as _answer:  # which ends where nothing holds it
+    with answering(gateway) as _answer:  # the name keeps the answer open
         running = until(gateway, ADMIN, lambda s: _request(s, state="running"))
         assert running["tenant"] == "acme"
         assert running["model"] == "demo"
@@ -132,7 +132,7 @@ def test_changes_applied_are_the_state(gateway: GatewayProcess) -> None:
         ended = [r["request_id"] for r in next(following)["ended"].values()]
         while name not in ended:
             ended = [r["request_id"] for r in next(following)["ended"].values()]
-        # Whoever asks within the same second is shown the same.
+        # The events and the state of the same second are equal.
         for followed in following:
             now = state_of(gateway, ADMIN)
             if now["time"] == followed["time"]:
@@ -176,7 +176,7 @@ def test_a_cancelled_request_frees_the_engine_and_its_client_is_told(
 def test_no_package_sends_again_what_an_operator_ended(
     gateway: GatewayProcess, package: str, path: str
 ) -> None:
-    """Each tries a 500 twice more, if it is not told otherwise, and would then be answered."""
+    """Client packages retry a 500 twice by default, and `x-should-retry: false` must prevent it."""
     with ThreadPoolExecutor(1) as asking, answering(gateway) as _answer:
         told = asking.submit(_refused_by, package, gateway.url)
         waits = until(
@@ -308,7 +308,7 @@ def test_any_worker_tells_and_ends_what_another_one_runs(
                 name = answer.headers["x-request-id"]
                 own, found = until(two, ADMIN, lambda s: _named(s, name))  # noqa: B023
                 workers.add(found["worker"])
-                for _ in range(TRIES):  # new connections; whichever worker takes one
+                for _ in range(TRIES):  # new connections, which any worker may accept
                     with two.client(ACME) as mine, two.client(OTHER) as others:
                         seen = mine.get(f"/v1/requests/{name}")
                         assert (seen.status_code, seen.json()["state"]) == (200, "running")
@@ -336,7 +336,7 @@ def test_readers_are_bounded(gateway: GatewayProcess) -> None:
         assert (one_more.status_code, one_more.json()["error"]["code"]) == (503, "overloaded")
     deadline = time.monotonic() + 60
     with gateway.client(ADMIN) as client:
-        while True:  # those that have left make room
+        while True:  # closed streams free their slots, but not at once
             with client.stream("GET", "/v1/admin/events") as answer:
                 if answer.status_code == 200:
                     break

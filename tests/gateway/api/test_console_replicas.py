@@ -1,4 +1,4 @@
-"""Weights and drains said by an admin: for all workers, all gateways, until they are taken back."""
+"""Weights and drains of replicas that an admin sets for all workers and gateways."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.local_stack import Stack
 from tests.support.redis_server import RedisServer
 
 ACME, ADMIN = "sk-the-key-of-acme", new_key()
-TRIES = 6  # new connections; whichever worker takes one
+TRIES = 6  # number of new connections; any worker may accept each
 
 
 @pytest.fixture
 def config(stack: Stack, tmp_path: Path) -> Path:
-    """Of one Triton by two names, so that one of them can be drained."""
+    """Write a configuration with one Triton as two replicas, so that one can be drained."""
     endpoint = stack.triton_grpc
     replicas = [{"endpoint": endpoint}, {"endpoint": _other_name(endpoint)}]
     return write_config(tmp_path / "c.yaml", tenant("acme", ACME), replicas=replicas)
@@ -45,7 +45,7 @@ def _say(gateway: GatewayProcess, endpoint: str, method: str = "POST", **facts: 
 
 
 def _seen(gateway: GatewayProcess, endpoint: str, **facts: Any) -> None:
-    """By each worker: the state tells the worst of what they see."""
+    """Wait until each worker reports `facts`: the state shows the worst of the workers' reports."""
     for _ in range(TRIES):
         until(gateway, ADMIN, lambda s: facts.items() <= s["replicas"][endpoint].items())
 
@@ -66,7 +66,7 @@ def test_a_drain_holds_in_all_workers_and_is_taken_back(
         told = _say(gateway, endpoint, drain=True)
         assert told["drain"] is True
         assert told["override"] == {"drain": True}
-        # Whichever worker is asked, and whichever has its part added.
+        # Both workers log the drain, whichever worker received the request.
         gateway.wait_for(f"replica {endpoint} is drained", times=2)
         _seen(gateway, endpoint, state="draining", drain=True, override={"drain": True})
         before = _requests(gateway, endpoint)

@@ -1,4 +1,4 @@
-"""What one worker asks the others for: when one is stuck, has no room, or is asked too often."""
+"""Requests between workers for the console if a worker is stuck, full or asked too often."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _two_workers(
 
 @contextmanager
 def _one_frozen(gateway: GatewayProcess) -> Iterator[None]:
-    """Once both have answered. The other one takes all connections meanwhile."""
+    """Pause one of two workers with SIGSTOP. The other worker accepts all connections meanwhile."""
     until(gateway, ADMIN, lambda state: state["gateway"]["answering"] == 2)
     frozen = psutil.Process(gateway.process.pid).children()[0].pid
     os.kill(frozen, signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_what_a_stuck_worker_may_have_is_not_said_to_be_nowhere(gateway: Gateway
             seen = client.get(UNKNOWN)
             assert (seen.status_code, seen.json()["error"]["code"]) == (503, "overloaded")
             assert seen.headers["x-should-retry"] == "true"
-            # No request has such an id, so nobody is asked.
+            # These ids are invalid, so the worker answers without asking the other worker.
             assert client.get("/v1/requests/" + "x" * 129).status_code == 404
             assert client.get("/v1/requests/a%20b").status_code == 404
         with gateway.client(ADMIN) as client:
@@ -82,12 +82,12 @@ def test_what_a_stuck_worker_may_have_is_not_said_to_be_nowhere(gateway: Gateway
             assert (done.status_code, done.json()["error"]["code"]) == (503, "overloaded")
     with gateway.client(ACME) as client:
         assert client.get(UNKNOWN).status_code == 404
-    # One line for each request of a client, however many workers it makes work.
+    # The log has a line for each client's request, but none for requests between workers.
     assert "/internal/" not in gateway.text
 
 
 def test_who_asks_without_end_and_leaves_has_little_here(gateway: GatewayProcess) -> None:
-    """Nothing is kept for a client that has left, and few of a tenant's wait."""
+    """Requests of disconnected clients are dropped, and few requests of a tenant may wait."""
     named = f"host: x\r\nx-request-id: {LEAVER}\r\nauthorization: Bearer {ACME}\r\n\r\n"
     head = f"GET {UNKNOWN} HTTP/1.1\r\n{named}"
     with _one_frozen(gateway):

@@ -1,4 +1,4 @@
-"""Conversations that are too many items, or too large, to be read are deleted all the same."""
+"""Deletion of conversations whose items are too many or too large to be read."""
 
 from __future__ import annotations
 

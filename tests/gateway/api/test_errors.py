@@ -1,4 +1,4 @@
-"""Every error is OpenAI's envelope, with a request id, on every path."""
+"""Errors of every path have OpenAI's envelope and a request id."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_timeout_of_sixty_thousand_digits_is_looked_through_once() -> None:
     before = time.process_time()
     with pytest.raises(InvalidRequest) as caught:
         parse_timeout(request, 60)
-    assert time.process_time() - before < 0.2  # it was minutes, in which nobody had an answer
+    assert time.process_time() - before < 0.2  # it once took minutes and blocked the event loop
     assert len(caught.value.message) < 200
 
 

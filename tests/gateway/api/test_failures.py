@@ -1,4 +1,4 @@
-"""Every failure has its row, and no row tells what is not for clients."""
+"""The table of failures: each exception has a row, and no row discloses internal details."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from gateway.errors import (
 from gateway.http.http_errors import MethodNotAllowed
 
 _PACKAGES = (gateway, adapters, lora_store)
-# Never raised themselves.
+# Base classes, which are never raised themselves.
 _ABSTRACT = {GatewayError, AdapterError}
-# Caught again below `api`, or raised before there is a server.
+# Exceptions that never reach `gateway.api`, or that are raised before the server starts.
 _INTERNAL = {
     "adapters.config_json.ConfigError",
     "adapters.config_json.ConfigMissing",
@@ -58,7 +58,7 @@ _INTERNAL = {
 
 
 def _exceptions() -> Iterator[type[Exception]]:
-    """All that are defined in the service and in what it calls."""
+    """Yield each exception class that the packages in `_PACKAGES` define."""
     for package in _PACKAGES:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for found in vars(importlib.import_module(module.name)).values():
@@ -86,7 +86,7 @@ def test_rows_are_such_that_clients_understand_them(kind: type[Exception], row: 
         assert told == ("insufficient_quota" if kind is InsufficientQuota else "requests")
     else:
         assert told == ("server_error" if status >= 500 else "invalid_request_error")
-    # Only what goes away by itself is worth another try.
+    # Only a 503 has a time after which to retry: such a failure passes by itself.
     assert (retry_after_s is not None) == (status == 503)
     assert code is None or code.replace("_", "").isalpha()
 
@@ -115,7 +115,7 @@ def test_a_limit_in_openais_headers() -> None:
         "retry-after": "2",
         "retry-after-ms": "1001",
     }
-    # Never longer than the minute that the limit is over.
+    # The reset header never exceeds one minute, the period of the limit.
     quotas = {"tokens_per_minute": Quota(100, 93, 60_600)}
     told = build_response(
         RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=60_600, quotas=quotas)
@@ -127,7 +127,7 @@ def test_a_limit_in_openais_headers() -> None:
 
 
 def test_a_budget_that_is_used_up_is_not_worth_another_try() -> None:
-    """Its code is what OpenAI says then, and whoever reads the header may wait all the same."""
+    """The code is OpenAI's `insufficient_quota`. `retry-after` is for clients that wait anyway."""
     quotas = {"tokens_per_day": Quota(100, 93, 7_200_500)}
     told = build_response(
         InsufficientQuota("", limit="tokens_per_day", wait_ms=7_200_500, quotas=quotas)

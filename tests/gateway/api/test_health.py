@@ -1,4 +1,4 @@
-"""What `/health/ready` says, and to whom."""
+"""Answers of `/health/ready` to admins and to all other clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_strangers_learn_the_status_and_nothing_else(
             assert found["adapters_refused"] == ["acme/secret"]
             assert found["engine"]["mode"] == "token"
 
-            # Probes send what key they have: that is no guess at an admin's.
+            # Probes may send a tenant's key. This does not count as a guess of the admin key.
             for _ in range(30):
                 assert (await _says(client, f"Bearer {KEY}")).status_code == 200
             assert "WRONG ADMIN KEYS" not in caplog.text

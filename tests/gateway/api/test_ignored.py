@@ -1,4 +1,4 @@
-"""The header that names what a request asked for and the server left out."""
+"""The response header that names the request parameters that the server ignored."""
 
 from __future__ import annotations
 

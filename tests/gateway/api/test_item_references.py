@@ -1,4 +1,4 @@
-"""What items are named by their ids comes to, each as often as it is named."""
+"""Size limits of requests that reference stored items by id, each possibly many times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 @contextlib.asynccontextmanager
 async def _gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Any, FakeTriton]]:
-    """One that takes bodies, and as much before a request, of `MOST` bytes."""
+    """Run a gateway that allows `MOST` bytes in a body, and as many in referenced stored items."""
     save_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     engine = FakeTriton(tokens=ids_of(folder, "4"), fault=None, step=0)
@@ -38,7 +38,7 @@ async def _gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Any, 
 
 
 async def _conversation(client: httpx.AsyncClient, *texts: str) -> tuple[str, list[str]]:
-    """Its id, and those of its items."""
+    """Create a conversation. Return its id and the ids of its items."""
     made = (await client.post("/v1/conversations", json={})).json()["id"]
     items = [{"role": "user", "content": text} for text in texts]
     added = await client.post(f"/v1/conversations/{made}/items", json={"items": items})
@@ -89,7 +89,7 @@ async def test_nor_does_a_conversation_get_them(tmp_path: Path) -> None:
 
 
 async def test_items_of_one_large_response_are_named_together(tmp_path: Path) -> None:
-    """They count by themselves, not as the response that each of them is kept in."""
+    """Each item counts with its own size, not with the size of the response that contains it."""
     digits = "0" * 32
     output = [
         {

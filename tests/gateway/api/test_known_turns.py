@@ -1,4 +1,4 @@
-"""Of a conversation that is gone on with, only what is new is tokenized, whoever does so."""
+"""Stored token ids of conversations: any process tokenizes only the new turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER = "Somebody did, somewhere."
 
 
 class Watched:
-    """A tokenizer; `texts` are those that it was asked for the ids of."""
+    """A tokenizer that records each text it encodes in `texts`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -42,7 +42,7 @@ class Watched:
 async def fresh(
     folder: Path, endpoint: str, **changed: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Watched]]:
-    """A process that has tokenized nothing yet, and what is kept in `folder`."""
+    """Run a gateway with empty caches and the data stored in `folder`."""
     async with running(folder, endpoint, tokenizer_dir=MODEL, max_seq_len=20_000, **changed) as (
         client,
         service,
@@ -50,7 +50,7 @@ async def fresh(
     ):
         prompts = service.prompts
         prompts.tokenizer = watched = Watched(prompts.tokenizer)
-        # It is not asked for the words that are cached.
+        # Disable the word cache, so that every text reaches the tokenizer.
         prompts._words = None
         prompts._encoder = prompts._library
         yield client, watched
@@ -64,7 +64,7 @@ async def answer(client: httpx.AsyncClient, said: Any, path: str = "", **fields:
 
 
 def asked_of(watched: Watched) -> str:
-    """All texts since the last time."""
+    """Return the texts encoded since the last call, joined."""
     texts = "".join(watched.texts)
     watched.texts.clear()
     return texts
@@ -79,7 +79,7 @@ def turn(role: str, text: str) -> dict[str, str]:
 async def test_only_what_is_new_is_tokenized_by_another_process(
     tmp_path: Path, place: str, shared: bool, shared_redis: RedisServer
 ) -> None:
-    """Of the same gateway, or of another one that shares its Redis."""
+    """The process belongs to the same gateway, or to another gateway with the same Redis."""
     changed: dict[str, Any] = {"redis_url": shared_redis.url} if shared else {}
 
     def another() -> Any:
@@ -106,7 +106,7 @@ async def test_only_what_is_new_is_tokenized_by_another_process(
             assert new.count(BOOK) == 1
             assert len(new) < len(SECOND) + len(ANSWER) + 100
         history = [turn("user", FIRST), turn("assistant", ANSWER), turn("user", SECOND)]
-        # What the second has added is known to a third, and what the first has.
+        # A third process knows the turns that the first and the second one stored.
         async with another() as (client, watched):
             counted = await answer(client, THIRD, "/input_tokens", **going_on(second))
             assert BOOK not in asked_of(watched)
@@ -114,7 +114,7 @@ async def test_only_what_is_new_is_tokenized_by_another_process(
             cut = {"truncation": "auto", "max_output_tokens": 16}
             third = await answer(client, THIRD, **going_on(second), **cut)
             assert BOOK not in asked_of(watched)
-            # With none of it known, the prompts are the same.
+            # A process without any stored turns builds the same prompts.
         async with another() as (client, watched):
             same = await answer(client, history, store=False)
             assert asked_of(watched).count(BOOK) == 2
@@ -126,7 +126,7 @@ async def test_only_what_is_new_is_tokenized_by_another_process(
 
 
 async def test_known_turns_go_with_their_response(tmp_path: Path) -> None:
-    """They are as much what was said as the text is."""
+    """Token ids reveal the text, so they are deleted with the response."""
     async with (
         serving(FakeLlmapi(build_outputs(ANSWER, "stop"))) as endpoint,
         running(tmp_path, endpoint, tokenizer_dir=MODEL, max_seq_len=20_000) as (
@@ -142,7 +142,7 @@ async def test_known_turns_go_with_their_response(tmp_path: Path) -> None:
 
 
 async def test_many_short_turns_are_not_tokenized_again_either(tmp_path: Path) -> None:
-    """What is little is kept with what follows."""
+    """Short turns are stored together with the turns after them."""
     async with serving(FakeLlmapi(build_outputs(ANSWER, "stop"))) as endpoint:
         async with fresh(tmp_path, endpoint) as (client, _):
             last = await answer(client, "Turn 0")

@@ -1,4 +1,4 @@
-"""How many look at once at what is kept of a tenant, as each may hold megabytes."""
+"""Limits on concurrent lookups of stored responses, as each may hold megabytes in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOWHERE = "127.0.0.1:1"
 
 @contextlib.asynccontextmanager
 async def _keeping_one(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    """A gateway that keeps one large response."""
+    """Run a gateway that has stored one large response."""
     save_tokenizer(folder)
     response = orjson.dumps({"id": _ID, "output": "x" * 1_000_000})
     data = encode(response, b"[]", [], 0, turned=False)
@@ -48,13 +48,13 @@ async def test_few_hold_a_response_while_there_is_no_room_for_it(
                     await client.get("/health/live")
                     await service.conversations.get("", [_ID])
                 assert service.history_budget.waiting == 4
-        # It was not made in the background, so it has no events.
+        # The response was not made in the background, so it has no events to stream.
         assert {answer.result().status_code for answer in answers} == {400 if query else 200}
 
 
 async def test_large_bodies_that_wait_for_a_look_let_those_end_who_look(tmp_path: Path) -> None:
     async with _keeping_one(tmp_path) as (client, service):
-        # As when all that have a turn for their bodies go on from something.
+        # Large requests that wait for a lookup may use up the body budget. Lookups must still end.
         async with service.body_budget.permit("", cost=service.body_budget.max_cost()):
             answer = await client.get(f"/v1/responses/{_ID}")
             assert answer.status_code == 200

@@ -1,6 +1,6 @@
-"""No request below 64 KiB holds up the event loop, and so the streams of others, for 20 ms.
+"""Requests below 64 KiB must not block the event loop, and so all streams, for 20 ms.
 
-The bound here is half of that, as other machines are slower.
+The tests allow half of that, because other machines are slower.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.slow_bodies import MAX_BODY_BYTES, find_slowest
 
 _MAX_TURN_S = 0.010
 _RUNS = 5
-# Bodies that a search draws. `python -m tests.support.slow_bodies` draws more.
+# Number of bodies that the search tries. `python -m tests.support.slow_bodies` tries more.
 _SEARCH_BODIES = 150
 
 
@@ -84,7 +84,7 @@ HANDMADE = {
 
 @pytest.mark.parametrize("max_seq_len", [2000, 200_000])
 async def test_no_turn_of_the_loop_is_long(tmp_path: Path, max_seq_len: int) -> None:
-    """With a small context, more is left out of a conversation, and most prompts are refused."""
+    """The small context truncates more conversations, and most prompts exceed it."""
     turns = {}
     async with loop_gateway(tmp_path, max_seq_len=max_seq_len) as gateway:
         for name, asked in HANDMADE.items():
@@ -113,7 +113,7 @@ async def test_a_url_of_more_parameters_is_refused(
         query = "&".join(["a=1"] * parameters)
         answer = await client.get(f"/v1/responses/resp_1?{query}")
         assert answer.status_code == status, answer.text
-        # Where a body says all, nobody reads them.
+        # Completions do not read the query string, so it has no limit.
         body = {"model": "m", "prompt": "Hi", "max_tokens": 1}
         answer = await client.post(f"/v1/completions?{query}", json=body)
         assert answer.status_code == 200, answer.text

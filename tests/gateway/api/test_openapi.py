@@ -1,4 +1,4 @@
-"""The OpenAPI document is whole, and the running server keeps to it, whatever it is sent."""
+"""The OpenAPI document is complete, and the running server conforms to it for any request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OF_A_CONSOLE = {
     if "/v1/admin/" in operation or "/v1/requests/" in operation
 }
 ENDLESS = {"GET /v1/admin/events"}
-DEMO_ADAPTERS = ("zh", "ja")  # other tests need them
+DEMO_ADAPTERS = ("zh", "ja")  # other tests need these adapters
 SECONDS = 60
 
 
@@ -64,7 +64,7 @@ def _documented() -> Documented:
 
 @pytest.fixture(scope="module")
 def admin(stack: Stack, up: Up) -> Iterator[httpx.Client]:
-    """A client with the admin key; the adapters must be the same afterwards."""
+    """Yield a client with the admin key. Assert that the tests left the adapters unchanged."""
     key = (up.state_dir / "admin_key").read_text(encoding="utf-8")
     headers = {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=stack.gateway, headers=headers, timeout=SECONDS) as client:
@@ -86,7 +86,7 @@ def test_every_answer_is_documented(operation: str, admin: httpx.Client) -> None
 
 
 def _make_answerable(case: schemathesis.Case) -> None:
-    """Names the model that is there and asks for little; what is wrong in a request stays wrong."""
+    """Set the served model and small token limits in a generated request. Errors in it remain."""
     assume(case.path_parameters.get("name") not in DEMO_ADAPTERS)
     body = case.body
     if not isinstance(body, dict):
@@ -99,7 +99,7 @@ def _make_answerable(case: schemathesis.Case) -> None:
     if not case.path.endswith(("/completions", "/messages", "/responses")):
         return
     for name in ("max_tokens", "max_completion_tokens"):
-        if body.get(name) == -1 and case.path.endswith("/completions"):  # as many as fit
+        if body.get(name) == -1 and case.path.endswith("/completions"):  # as many tokens as fit
             body[name] = MAX_TOKENS
     if body.get("max_tokens") is None and case.path.endswith("/completions"):
         body["max_tokens"] = MAX_TOKENS
@@ -293,7 +293,7 @@ def _succeeds(
 ) -> httpx.Response:
     names = {name: value for name, value in in_path.items() if f"{{{name}}}" in path}
     request = admin.build_request(method, path.format(**names), **parts)
-    request.read()  # so that a failure can be shown
+    request.read()  # so that a failure report can show the body
     response = admin.send(request)
     assert response.status_code in {200, 201}, (method, path, response.text)
     _documented().check(f"{method} {path}", names, response)
@@ -312,7 +312,7 @@ def test_every_route_is_in_the_document(stack: Stack) -> None:
         f"{method} {route.path_format}"
         for route in ROUTES
         for method in route.methods
-        # HEAD is answered wherever GET is; other servers' names for health are not told.
+        # HEAD works wherever GET does. Other servers' names of health checks are undocumented.
         if route.include_in_schema and method != "HEAD"
     }
     assert set(OPERATIONS) == routes

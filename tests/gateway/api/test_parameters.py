@@ -1,4 +1,4 @@
-"""What other servers call things, what clients leave in a conversation, and what is a hint here."""
+"""Request parameters: names of other servers, fields to ignore in messages, and hints."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_tools_are_a_hint_where_a_format_rules_calls_out(form: dict[str, Any]) -
     assert _chat(tools=tools, tool_choice="none", strict=True, **form).hints == ()
     text = {"response_format": {"type": "text"}}
     assert _chat(tools=tools, strict=True, **text).hints == ()
-    # A forced call excludes a format, and is refused for that.
+    # A forced call beside a format is refused later, so no hint is needed.
     assert _chat(tools=tools, tool_choice="required", strict=True, **form).hints == ()
 
 

@@ -25,7 +25,7 @@ async def test_the_log_names_the_setting_once(
         serving(engine) as endpoint,
         running(tmp_path, endpoint, cors_origins=origins) as (client, _, _),
     ):
-        # Neither is a preflight from a page that is refused.
+        # These requests are no refused preflights, so nothing is logged.
         await client.options("/v1/completions", headers={"origin": "https://a.example"})
         await client.get("/v1/models", headers={"origin": "https://a.example"} | ASKS)
         if origins:

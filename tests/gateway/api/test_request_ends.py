@@ -1,4 +1,4 @@
-"""A request counts as what it ended with, and not as what the headers of its stream said."""
+"""Requests are counted by the status they end with, not by the status in their headers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ async def test_a_stream_that_ends_in_an_error_frame(
 async def test_a_deadline_of_the_clients_own_pages_nobody(
     folder: Path, asked_s: float, counted: int, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The alert reads 5xx; client and log are told 504. Beyond the gateway's own it is none."""
+    """A deadline that the client chose counts as 499, so that no alert on 5xx fires.
+
+    The client and the log still get 504. A deadline longer than the gateway's own counts as 504.
+    """
     clock = EventClock()
     servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault="stall", step=2)
     async with (
@@ -90,7 +93,7 @@ async def test_a_client_that_leaves_its_stream(folder: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_refusal_by_the_queue_comes_before_headers(folder: Path, n: int) -> None:
-    """However soon comments would come: they are for streams whose turn it is."""
+    """Keep-alive comments start only when a request runs, so a queued stream can get a 503."""
     servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault="stall", step=2)
     async with (
         serving(servicer) as endpoint,

@@ -1,4 +1,4 @@
-"""What a request leaves behind when its handler fails as nobody expected."""
+"""Response, metrics and log of a request whose handler raises an unexpected exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Responses API: what a conversation becomes, and how deltas are written as items."""
+"""The Responses API: requests become chats, and generated deltas become output items."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 @st.composite
 def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
-    """Events of a message, cut into deltas anywhere."""
+    """Draw the events of a message, split into deltas at random points."""
     events: list[MessageEvent] = []
     calls = 0
     kinds = ["text", "thought", "call", "custom"]
@@ -373,7 +373,7 @@ def test_a_stream_is_the_whole_answer(
             )
     statuses = [item["status"] for item in found["output"]]
     if finish == "stop":
-        assert found["output"]  # an answer that says nothing is a message all the same
+        assert found["output"]  # an empty answer still has a message item
         assert set(statuses) == {"completed"}
         assert found["incomplete_details"] is None
     else:
@@ -392,7 +392,7 @@ def test_plain_text_is_one_message(pieces: list[str]) -> None:
 
 
 def test_what_a_piece_has_in_common_with_others_is_written_once() -> None:
-    """So a token costs here what it costs in a chat: its text, and a number."""
+    """Events of equal tokens differ only in their number. The rest of an event is built once."""
     body = Written()
     sink = answer().stream(body, "last")
     for n in range(3):
@@ -423,7 +423,7 @@ def test_the_input_of_a_custom_tool(arguments: str, finish: Any, told: str) -> N
 
 def test_reasoning_tokens_are_those_that_thoughts_came_with() -> None:
     deltas = [
-        TextDelta("", 1, events=()),  # a tag
+        TextDelta("", 1, events=()),  # a reasoning tag, without text
         TextDelta("", 4, events=(Reasoning("hm"),)),
         TextDelta("", 6, events=(Reasoning("so"), Content("it"))),
         TextDelta("", 9, "stop", events=(Content(" is"),)),
@@ -487,7 +487,7 @@ async def asked(
 
 
 def prompts(folder: Path, servicer: FakeTriton) -> list[str]:
-    """The texts that the engine was given."""
+    """Return the prompts that the engine received, as text."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     found = []
     for request in servicer.requests:
@@ -508,7 +508,7 @@ async def test_a_system_message_that_a_template_refuses_is_the_users(folder: Pat
 
 
 class OneSystemMessage:
-    """A chat format that takes one, the first."""
+    """A chat format that allows a system message only as the first message."""
 
     tool_form = reasoning_tags = None
 
@@ -519,7 +519,7 @@ class OneSystemMessage:
 
 
 def test_system_messages_that_become_the_users_are_joined_once() -> None:
-    """Not all of them again for each: that took seconds for a body of 8 MB."""
+    """The texts are joined once. Joining them for each message took seconds for a body of 8 MB."""
     said = [{"role": r, "content": "x" * 4000} for _ in range(1000) for r in ("system", "user")]
     whole = chat(input=said)
     with costs_less_than(0.4):
@@ -528,7 +528,7 @@ def test_system_messages_that_become_the_users_are_joined_once() -> None:
 
 
 async def test_what_is_oldest_is_left_out_until_the_prompt_fits(folder: Path) -> None:
-    """An answer has room, instructions stay, and a call goes with what it gave."""
+    """Truncation reserves the answer's tokens, keeps instructions, and drops calls with outputs."""
     instructions = {"role": "developer", "content": "rule"}
     talk = [{"role": r, "content": f"{r[0]}{n}"} for n in range(9) for r in ("user", "assistant")]
     calls: Any = [
@@ -564,7 +564,7 @@ async def test_what_is_oldest_is_left_out_until_the_prompt_fits(folder: Path) ->
 
 
 async def test_an_answer_that_has_no_room_whatever_is_left_out_has_some(folder: Path) -> None:
-    """As without `truncation: auto`, where it is as long as it can be."""
+    """Truncation reserves a default number of tokens if it cannot free `max_output_tokens`."""
     talk: Any = [{"role": "user", "content": "long " * 9}, {"role": "assistant", "content": "a"}]
     async with asked(folder, max_seq_len=128) as (api, servicer):
         for said in ([*talk, *talk, *talk, QUESTION], [*talk, QUESTION]):
@@ -578,7 +578,7 @@ async def test_an_answer_that_has_no_room_whatever_is_left_out_has_some(folder: 
 
 
 async def test_of_one_long_turn_the_oldest_calls_are_left_out(folder: Path) -> None:
-    """Two calls whose outputs come later belong together, too."""
+    """Two calls in a row are dropped together, because both outputs come after the second call."""
     said: Any = [QUESTION]
     for n in range(0, 8, 2):
         ids = [f"c{n}", f"c{n + 1}"]
@@ -622,7 +622,7 @@ async def test_a_stream_ends_without_done(folder: Path) -> None:
 
 
 def test_what_is_long_is_not_told_again() -> None:
-    """It would go out three times, and be kept for as long as the answer takes."""
+    """Large tools are not repeated in the response, because three events would carry them."""
     tool = FUNCTION | {"parameters": {"type": "object", "description": "x" * 2**18}}
     said = {"instructions": "I", "tools": [tool], "tool_choice": "none"}
     short = complete_answer([TextDelta("a", 1, "stop")], **said | {"tools": [FUNCTION]})
@@ -632,7 +632,7 @@ def test_what_is_long_is_not_told_again() -> None:
 
 
 def test_to_write_an_answer_costs_nothing_by_the_size_of_its_request() -> None:
-    """That is done where the request is read, off the event loop: here are the events."""
+    """The request's fields are serialized when the request is parsed, off the event loop."""
     schema = {"type": "object", "properties": {f"p{n}": {"enum": [1, 2]} for n in range(4000)}}
 
     def cost(tools: list[dict[str, Any]]) -> float:
@@ -647,7 +647,7 @@ def test_to_write_an_answer_costs_nothing_by_the_size_of_its_request() -> None:
 
 
 async def test_what_a_template_refuses_is_no_way_to_shorten_a_conversation(folder: Path) -> None:
-    """One that lets nobody but the user begin; what is told is that it is too long."""
+    """The error says that the prompt is too long if the template refuses every shorter prompt."""
     begins = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}"
     config = {"eos_token": "!", "chat_template": begins + TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

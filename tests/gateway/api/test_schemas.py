@@ -1,4 +1,4 @@
-"""What becomes of each request parameter."""
+"""Parsing and validation of each request parameter."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_max_completion_tokens_wins() -> None:
     "text", ["x" * 65_537, "\u00e9" * 32_769, f"<think>{'x' * 65_536}</think>"]
 )
 def test_an_echo_is_kept_and_so_is_bounded(text: str) -> None:
-    """A template may write nothing of it in the prompt."""
+    """The echo has its own limit, because a template may leave its text out of the prompt."""
     said = {"role": "assistant", "content": text}
     with pytest.raises(InvalidRequest, match="echo: found") as refused:
         chat(messages=[said], echo=True)
@@ -270,7 +270,7 @@ def test_deepseeks_first_templates_are_told_that_there_is_no_content() -> None:
     ids = TemplateIds("deepseek_v3")
     assert silent.to_template(ids)["content"] is None
     assert spoken.to_template(ids)["content"] == "So"
-    # Others would write the word None.
+    # Templates of other models would write the word None.
     assert silent.to_template(TemplateIds("glm45"))["content"] == ""
 
 

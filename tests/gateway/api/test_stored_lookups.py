@@ -1,4 +1,4 @@
-"""Bounds of lookups, deletions and follows of stored state, which count in no limit."""
+"""Concurrency limits of lookups, deletions and followed streams, which no rate limit counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _as(name: str) -> dict[str, str]:
 
 
 class _SlowStore:
-    """Replacement of the store's reads, which block until the test releases them."""
+    """Reads of a store that block for the tenant `hostile` until the test sets `free`."""
 
     def __init__(self, store: Any) -> None:
         self._get = store.get
@@ -100,7 +100,7 @@ async def test_few_lookups_of_a_tenant_run_and_a_bounded_number_waits(
             assert f"{waiting} lookups" in message
             assert f"allowed: {waiting}" in message
         assert slow.asked["hostile"] == _SLOTS
-        # Nobody else waits for them.
+        # Other tenants do not wait for these lookups.
         assert (await client.request(method, path, headers=_as("other"))).status_code == 404
         slow.free.set()
         found = Counter([(await task).status_code for task in asked])
@@ -153,7 +153,7 @@ async def test_streams_of_a_tenant_share_its_slots(monkeypatch: pytest.MonkeyPat
 
 
 class _Store:
-    """One with a response that another worker makes."""
+    """A store with a response that another worker is generating."""
 
     async def members(self, *_: Any, after: int, **__: Any) -> list[Record]:
         return [Record("resp_1/1", b"event: x\n\n", 1, "resp_1", 1)] if after < 1 else []
@@ -174,7 +174,7 @@ class _Body:
 async def test_streams_that_follow_responses_of_other_workers_ask_at_a_bounded_rate(
     monkeypatch: pytest.MonkeyPatch, followers: int, interval_s: float
 ) -> None:
-    """Together 32 times a second at most, whatever a tenant opens; and not more than 64."""
+    """All streams of a tenant poll at most 32 times a second together. A 65th stream is refused."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

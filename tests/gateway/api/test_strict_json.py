@@ -1,4 +1,4 @@
-"""JSON from strangers: the same values as any parser, or a quick refusal."""
+"""Parsing of untrusted JSON: the same values as any parser, or a quick refusal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.errors import InvalidRequest
 from tests.support.cpu import costs_less_than
 from tests.support.examples import scale_examples
 
-CPU_SECONDS = 1.0  # the slowest takes 0.3
+CPU_SECONDS = 1.0  # the slowest input takes 0.3
 MEGABYTES = 8 * 1024 * 1024
 
 TEXT = st.text(st.sampled_from('a:"\\{}[],é\n')) | st.text(st.characters(codec="utf-8"))

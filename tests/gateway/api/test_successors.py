@@ -1,4 +1,4 @@
-"""Parameters of one endpoint sent to another: the refusal names what to send there."""
+"""Parameters sent to the wrong endpoint: the refusal names the parameter to send instead."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_each_name_with_a_successor_is_refused_and_not_unknown() -> None:
 async def test_a_count_takes_the_body_of_an_answer(
     tmp_path: Path, endpoint: str, path: str
 ) -> None:
-    """Also where hints are refused."""
+    """Token counting ignores limits and sampling parameters, even with `strict_parameters`."""
     limit = "max_tokens" if path == COUNT else "max_output_tokens"
     async with running(tmp_path, endpoint, strict_parameters=True) as (client, _, _):
         answer = await _ask(client, path, **{limit: 5, "temperature": 0.5, "stream": True})

@@ -1,4 +1,4 @@
-"""Forms of tool calls through the public door, over an engine that writes them."""
+"""Syntaxes of tool calls, over HTTP, with an engine that generates them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def _prompt(folder: Path, request: pb.ModelInferRequest) -> str:
-    """The text of the ids that the engine got."""
+    """Return the prompt that the engine received, as text."""
     names = [tensor.name for tensor in request.inputs]
     raw = request.raw_input_contents[names.index("input_ids")]
     ids = [int.from_bytes(raw[at : at + 4], "little") for at in range(0, len(raw), 4)]
@@ -64,7 +64,7 @@ async def test_values_have_the_types_of_the_offered_functions(tmp_path: Path) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) -> None:
-    """Not even where the form of calls is JSON of the same names."""
+    """An answer in the requested format stays text, even if the model's tool calls look like it."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
         'Use {"name": function name, "parameters": {}}. {{ messages | length }}'
@@ -112,7 +112,7 @@ IN_A_FORMAT: dict[str, dict[str, Any]] = {
 
 
 def _found(path: str, answer: dict[str, Any]) -> tuple[list[Any], str | None]:
-    """The arguments of the calls of an answer, and its text."""
+    """Return the arguments of an answer's calls, and the answer's text or None."""
     if path == "/v1/messages":
         blocks = answer["content"]
         texts = [block["text"] for block in blocks if block["type"] == "text"]
@@ -130,8 +130,9 @@ def _found(path: str, answer: dict[str, Any]) -> tuple[list[Any], str | None]:
 
 @pytest.mark.parametrize("path", IN_A_FORMAT)
 async def test_tools_beside_a_format_are_called_or_it_is_kept(tmp_path: Path, path: str) -> None:
-    """One guide allows the answer, calls in a list, and one without; which came tells the first
-    member's name.
+    """The guide allows the answer, a list of calls, or a single call.
+
+    The name of the first member shows which one the model wrote.
     """
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("<tool_call><function={{ messages | length }}>")
@@ -191,7 +192,7 @@ async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:
     assert said.json()["count"] == len(_prompt(tmp_path, engine.requests[0]))
 
 
-# How the templates of Qwen3-Coder, GLM-4.5 and MiniMax-M2 go through a call's arguments.
+# Loops over a call's arguments, from the templates of Qwen3-Coder, GLM-4.5 and MiniMax-M2.
 BY_PARAMETERS = {
     "qwen3_coder": "<tool_call><function=f>{% for k, v in a | items %}{{ k }}={{ v }};{% endfor %}",
     "glm45": "<tool_call>f{% for k, v in a.items() %}<arg_key>{{ k }}={{ v }};{% endfor %}",
@@ -233,7 +234,7 @@ async def test_a_call_that_was_cut_goes_back_by_its_parameters(tmp_path: Path, f
             assert answer.status_code == 200, answer.text
             prompt = _prompt(tmp_path, engine.requests[-1])
             assert "".join(re.findall(r"\w+=\w+;", prompt)) == parameters
-        # As the whole body's, parts of such arguments have a bound.
+        # JSON in arguments has the same limit on objects and arrays as the body.
         call["function"] = {"name": "find", "arguments": '{"x": [' + "[]," * 250_000}
         answer = await client.post(
             "/v1/chat/completions", json={"model": "m", "messages": messages}
@@ -244,7 +245,7 @@ async def test_a_call_that_was_cut_goes_back_by_its_parameters(tmp_path: Path, f
 
 @pytest.mark.parametrize("form", ["<｜tool▁calls▁begin｜> ```json", '<tool_call> "arguments"'])
 async def test_a_message_that_ends_with_calls_is_not_continued(tmp_path: Path, form: str) -> None:
-    """Its calls would be lost; and to DeepSeek's first templates its content is none."""
+    """A continued message would lose its calls. DeepSeek's first templates also get no content."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
         f"{{# {form} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"

@@ -1,4 +1,4 @@
-"""Tools of the Responses API: namespaces, hosted tools, tools that items bring, and choices."""
+"""Tools of the Responses API: namespaces, hosted tools, tools in input items, and tool choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of few bytes and many tools, whose work would stop the event loop."""
+"""Small requests with many tools, whose processing would block the event loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def asked(folder: Path, **changed: Any) -> AsyncIterator[httpx.AsyncClient
 
 @pytest.fixture
 def on_loop(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Tell of each rendering of tools whether the event loop's thread did it."""
+    """Return a list with an entry per rendering of tools: True if it ran on the event loop."""
     found: list[bool] = []
     offered = ChatCompletionRequest.offered_tools.fget  # type: ignore[attr-defined]
 
@@ -121,7 +121,7 @@ async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
     async with asked(tmp_path, max_seq_len=3000) as client:
         told = await client.post("/v1/responses", json=body)
     assert told.status_code == 400, told.text
-    assert len(cut) == 4  # of what a user begins, and of all, with each of two lengths of answers
+    assert len(cut) == 4  # cuts at user messages and at any item, for two answer lengths each
     assert not any(on_loop[1:])
 
 

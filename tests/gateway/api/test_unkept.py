@@ -1,4 +1,4 @@
-"""What responses were asked stays in memory until they are kept: of each tenant so much."""
+"""Limit, per tenant, on request items held in memory until their response is stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-ROOM = 3  # large requests
+ROOM = 3  # large requests that fit the limit
 
 
 async def _until(condition: Callable[[], object]) -> None:
@@ -32,7 +32,7 @@ def _said(text: str) -> dict[str, Any]:
 async def test_who_asks_much_at_once_is_told_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reference is all that a request sends; most of what it stands for is in no prompt."""
+    """A small request that references a large item counts with the item's size to the limit."""
     monkeypatch.setattr(keeping, "_MAX_PENDING_BYTES", ROOM * LARGE_BODY_BYTES)
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
@@ -50,7 +50,7 @@ async def test_who_asks_much_at_once_is_told_to_wait(
             body = {"model": "m", "input": [*given, _said("y")], "truncation": "auto"} | fields
             return await client.post("/v1/responses", json=body)
 
-        # What came to nothing is not counted.
+        # Failed requests are not counted.
         for _ in range(ROOM + 1):
             assert (await ask(reference, model="another")).status_code == 404
         waiting = [asyncio.create_task(ask(reference)) for _ in range(ROOM)]

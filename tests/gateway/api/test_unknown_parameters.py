@@ -1,4 +1,4 @@
-"""Names that no table knows, through the door of each protocol."""
+"""Unknown parameter names in requests to each API, over HTTP."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_conversations_changes_name_what_they_ignore(tmp_path: Path, end
             answer = await client.post(path, json=fields | {"next_months": 1})
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-ignored-parameters"] == "next_months"
-        # Served elsewhere, so it would change the answer.
+        # Another endpoint supports this parameter, so it is refused instead of ignored.
         refused = await client.post("/tokenize", json={"prompt": "hi", "logit_bias": {"1": 5}})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "logit_bias"

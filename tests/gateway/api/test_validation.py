@@ -233,7 +233,7 @@ def test_all_unknown_names_are_refused_at_once() -> None:
 
 
 def lists_of(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all list schemas within one of pydantic's, with where they are."""
+    """Yield the path and the schema of each list within a pydantic core schema."""
     if isinstance(schema, dict):
         if schema.get("type") == "list" and schema.get("items_schema"):
             yield path, schema
@@ -246,7 +246,7 @@ def lists_of(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("model", [*NEEDED, *OTHERS])
 def test_a_list_of_wrong_items_is_refused_at_the_first(model: type[BaseModel]) -> None:
-    """A million wrong items would be a million errors: seconds without a step of the event loop."""
+    """A million errors for a million wrong items would block the event loop for seconds."""
     model.model_rebuild()
     for path, schema in lists_of(model.__pydantic_core_schema__, model.__name__):
         items = schema["items_schema"]["type"]

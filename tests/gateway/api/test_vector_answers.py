@@ -1,4 +1,4 @@
-"""Vectors as text: numbers and base64 say the same, and vectors that are cut have length 1."""
+"""Embeddings in answers: numbers and base64 are equal, and shortened vectors have length 1."""
 
 from __future__ import annotations
 

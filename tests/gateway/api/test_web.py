@@ -1,4 +1,4 @@
-"""The console's files over HTTP: what is sent, what is not, and what a browser may do with it."""
+"""The console's files over HTTP: which are served, with which caching and security headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE_S
 
 FOLDER = Path(gateway.web.__file__).parent
 MOST_BYTES = 150_000
-# What each page takes, beside what both do.
+# Folder of the files that only this page loads.
 OWN = {"index.html": "playground/", "operators.html": "operators/"}
 
 

@@ -1,4 +1,4 @@
-"""What is left of a request while its answer is made: nothing of what its prompt does not have."""
+"""Memory of a request during its answer: schemas that the prompt does not contain are freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
 MARK = "a_property_of_no_other_schema"
-PROPERTIES = {MARK: {"enum": ["x"]}}  # the collector knows of dicts that have a list in them
+PROPERTIES = {MARK: {"enum": ["x"]}}  # gc tracks only dicts that hold containers
 SCHEMA = {"type": "object", "properties": PROPERTIES}
 SAID = [{"role": "user", "content": "2+2?"}]
 CHAT = {
@@ -36,7 +36,7 @@ HARMONY = "<|start|>user<|message|>{{ messages | length }}<|end|><|start|>assist
 
 
 def _schemas() -> list[object]:
-    """Those that there are in this process, but for this file's own."""
+    """Return the copies of `PROPERTIES` that exist in this process."""
     gc.collect()
     found = [one for one in gc.get_objects() if type(one) is dict and MARK in one]
     return [one for one in found if one is not PROPERTIES]
@@ -57,7 +57,7 @@ def _schemas() -> list[object]:
 async def test_schemas_of_tools_go_before_the_answer_comes(
     tmp_path: Path, template: str, path: str, body: dict[str, Any]
 ) -> None:
-    """Where no tool is offered; and where one must be called, which its guide says."""
+    """Schemas are freed if no tool may be called, or if the guide enforces a call."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     engine = FakeTriton(tokens=ids_of(tmp_path, "44"), fault="slow", step=1)

@@ -1,4 +1,4 @@
-"""The metrics of several workers on one page, and what that costs."""
+"""Metrics of several workers, joined on one page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_metric_comes_once_with_what_each_worker_has_of_it() -> None:
 
 
 def test_to_join_pages_takes_less_than_to_write_one() -> None:
-    """Nothing else is done meanwhile, and a scrape needs no key on a port for admins."""
+    """Joining must be cheap: it blocks the event loop, and admin ports need no key for a scrape."""
     registry = _metrics(TENANTS).registry
     began = time.process_time()
     text = generate_latest(registry).decode()

@@ -1,4 +1,4 @@
-"""Names of one base model only; what the engine says about an adapter it was just given."""
+"""Adapters by base model, and errors of engines that cannot serve an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters that Tritons read from disks of their own: gateway, agents and a real Redis."""
+"""Adapters that Triton servers read from their own disks: gateway, agents and a real Redis."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _gateway(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
     (tmp_path / "model").mkdir(exist_ok=True)
     folder = save_model(tmp_path / "model")
-    # Agents take their time on a busy machine.
+    # Wait long, because agents are slow on a busy machine.
     settings = {"model_name": MODEL, "adapter_wait": 3600.0, **settings}
     async with running(folder, ",".join(endpoints), **settings) as (client, service, _):
         await asyncio.wait_for(service.started.wait(), 60)
@@ -55,7 +55,7 @@ async def _gateway(
 
 
 async def _add(service: Any, name: str, source: Path) -> str:
-    """The version's own name as a model."""
+    """Add a version of an adapter. Return the model name of this one version."""
     added = await service.adapter_admin.add(name, MODEL, source, source="test", within=None)
     return f"{name}@{added.record.version.short_digest}"
 
@@ -71,7 +71,7 @@ def _text(response: httpx.Response) -> str:
 
 
 def _seen(told: AgentNotices) -> set[int]:
-    """The revisions that gateways have seen of agents."""
+    """Return the revisions of agents' reports that gateways say they have read."""
     return {
         n for named in told.notices.read_gateway_states().values() for _, n in named.seen.values()
     }
@@ -82,7 +82,7 @@ def _redis(server: RedisServer) -> RedisSettings:
 
 
 class _Asking:
-    """Clients that ask for what should be there, in no order, and compare."""
+    """Clients that request random adapters and compare the answers with the expected texts."""
 
     def __init__(self, client: httpx.AsyncClient, expected: dict[str, str]) -> None:
         self._client = client
@@ -102,7 +102,7 @@ class _Asking:
             await asyncio.sleep(0.01)
 
     async def more(self, count: int) -> None:
-        """Until so many more have been answered."""
+        """Wait until `count` more requests have been answered."""
         least = self._done + count
         await becomes(lambda: self._done >= least)
 
@@ -111,13 +111,13 @@ class _Asking:
 async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_redis(
     tmp_path: Path, redis_server: RedisServer, at_redis: Redis
 ) -> None:
-    """No request fails that could be served, none is wrong, and each disk keeps its bound."""
+    """Every request that can be served gets the right answer, and no disk exceeds its limit."""
     disks = [tmp_path / f"disk{number}" for number in range(3)]
     engines = [DiskEngine(disk) for disk in disks]
     sources = {
         f"a{n}": [_source(tmp_path, 10 * n + version) for version in (1, 2)] for n in range(8)
     }
-    bound = 17 * write_back(sources["a0"][0]).nbytes  # of all of them, and of one more
+    bound = 17 * write_back(sources["a0"][0]).nbytes  # for all 16 versions, and one more
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(engine)) for engine in engines]
         gateway = _gateway(tmp_path, endpoints, redis_url=redis_server.url)
@@ -127,7 +127,7 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
             stack.callback(each.close)
 
         async def start(number: int) -> None:
-            # In a thread: to wait for an agent's end stops the gateway's event loop.
+            # Run in a thread, because waiting for an agent would block the gateway's event loop.
             agent = running_agent(
                 disks[number],
                 _redis(redis_server),
@@ -140,7 +140,7 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
         exact: dict[str, str] = {}
         for name, each in sources.items():
             for source in each:
-                # The bare name is the last one.
+                # The bare name stands for the last version.
                 exact[name] = exact[await _add(service, name, source)] = answer_of(source)
         for number in range(3):
             await start(number)
@@ -156,7 +156,7 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
         at_redis.flushall()
         await asking.more(50)
         await start(0)
-        # What is added while one of them is there alone is served all the same.
+        # An adapter that is added while only one agent runs is served.
         for each in agents[1:]:
             await asyncio.to_thread(each.close)
         late = _source(tmp_path, 999)
@@ -194,7 +194,7 @@ async def test_an_adapter_that_is_nowhere_waits_apart_and_is_refused_in_time(
         source = _source(tmp_path, 1)
         await _add(service, "zh", source)
         waiting = [asyncio.create_task(_ask(client, "zh")) for _ in range(33)]
-        # All but the last of so many of one tenant wait; they have no place, and no turn.
+        # Of 33 requests of a tenant, 32 wait without using a slot, and one is refused.
         [first], _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         refused = first.result()
         assert refused.status_code == 503
@@ -203,11 +203,11 @@ async def test_an_adapter_that_is_nowhere_waits_apart_and_is_refused_in_time(
         assert refused.headers["x-should-retry"] == "true"
         assert _text(await _ask(client, MODEL)) == BASE_ANSWER
         kept, *others = [task for task in waiting if task is not first]
-        # There is one place, for which those that have gone do not compete.
+        # Cancelled requests must not compete for the only slot.
         for task in others:
             task.cancel()
         await becomes(lambda: service.adapters.disks.placement.waiting == 1)
-        # The first agent that has it is who they waited for.
+        # The request is served once an agent has the adapter.
         with running_agent(tmp_path / "disk", _redis(redis_server), endpoint):
             assert _text(await kept) == answer_of(source)
 
@@ -232,7 +232,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An agent with too small a bound, one for a replica that nobody knows, and a model.yaml."""
+    """The first agent's disk limit is too small. Another agent reports an unknown replica."""
     monkeypatch.setattr("gateway.catalog.shortfall._LOG_AFTER_S", 0.0)
     admin = "an-admin-key-of-thirty-two-characters"
     headers = {"authorization": f"Bearer {admin}"}
@@ -285,7 +285,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
             assert sorted(health["disks"]) == sorted(expected)
             await becomes(lambda: all(each in caplog.text for each in expected))
             assert metric_of(service, "gateway_replica_adapters_lacking", replica=endpoint) == 1
-            # Another engine would run what this one was not loaded for.
+            # The second engine takes only rank 1, so the first engine serves the adapter of rank 4.
             with running_agent(other, settings, second, limits=EngineLimits(max_rank=1)):
                 rank = "not held: its rank is 4; the engine's max_lora_rank is 1"
                 await until("ja", {endpoint: "held", second: rank})
@@ -294,7 +294,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
 
 
 class _Sent(FakeTriton):
-    """Takes adapters with requests."""
+    """A Triton that accepts the weights of adapters with requests."""
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
         answer = await super().ModelConfig(request, context)
@@ -328,7 +328,7 @@ async def test_what_no_disk_may_have_waits_for_who_can_be_sent_it(
                 answer = await _ask(client, "zh")
                 assert answer.status_code == 503
                 assert answer.json()["error"]["code"] == "engine_unavailable"
-                # Where there is no such replica any more, that is final.
+                # Without any replica that can load the adapter, the error is permanent.
                 await service.replicas.configure([Target(new)])
                 answer = await _ask(client, "zh")
                 assert answer.status_code == 500
@@ -352,7 +352,7 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
         with running_agent(disk, settings, endpoint, max_bytes=bound):
             endless = {"model": "zh", "prompt": FOR_EVER, "stream": True}
             async with client.stream("POST", "/v1/completions", json=endless) as response:
-                lines = response.aiter_lines()  # let go of, it would end the request
+                lines = response.aiter_lines()  # its garbage collection would end the request
                 await anext(lines)
                 labels = {"running_lora_adapters": "zh", "waiting_lora_adapters": ""}
                 assert metric_of(service, "lora_requests_info", **labels, max_lora="0")
@@ -360,11 +360,11 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
                 [digest] = PeftFolders(disk).list_versions()
                 await service.adapter_admin.remove("zh")
                 await _add(service, "ja", _source(tmp_path, 2))
-                # It is withdrawn for the other, which there is no room for as long as this runs.
+                # The agent withdraws zh. Its files fill the disk until the running request ends.
                 await becomes(lambda: told.agents() and not told.holds())
                 (held,) = told.agents().values()
                 await becomes(lambda: max(_seen(told)) >= held.revision)
-                # The agent has looked since then: it holds what fits beside it.
+                # The agent has polled since, and loads the small adapter that fits beside zh.
                 await _add(service, "mi", small)
                 await becomes(lambda: len(told.holds()) == 1)
                 assert PeftFolders(disk).has(digest)
@@ -374,7 +374,7 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
 
 
 async def test_a_shared_volume_needs_no_agent(tmp_path: Path) -> None:
-    """The gateway keeps the folder in its store; Triton sees it at another place, say."""
+    """Triton reads the folder of the gateway's store at another path, here a symbolic link."""
     disk = tmp_path / "seen"
     disk.symlink_to(tmp_path / "model" / "adapters" / MODEL / "peft")
     source = _source(tmp_path, 1)
@@ -388,7 +388,7 @@ async def test_a_shared_volume_needs_no_agent(tmp_path: Path) -> None:
 
 
 async def test_what_could_never_be_served_is_refused_when_it_is_added(tmp_path: Path) -> None:
-    """Of a model whose adapters have no PEFT form that can be written back."""
+    """Adapters of this model cannot be converted back to the PEFT files that Triton reads."""
     async with (
         serving(DiskEngine(tmp_path / "disk")) as endpoint,
         _gateway(tmp_path, [endpoint], peft_dir=tmp_path / "disk") as (client, service),

@@ -1,4 +1,4 @@
-"""Adapters of the same base model under another name: refused with what to do, or served."""
+"""Adapters whose base model has another name: refused with advice, or served by an alias."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_an_adapter_of_zeros_is_served_with_a_note(tmp_path: Path) -> None
         answer = await _upload(client, folder)
         assert answer.status_code == 201, answer.text
         assert any("answers as the base model does" in each for each in answer.json()["warnings"])
-        # As an alpha that rounds all of B away.
+        # A tiny alpha has the same effect, because it rounds all of B to zero.
         write_peft(folder, qv_tensors(seed=1), lora_alpha=1e-12)
         answer = await _upload(client, folder)
         assert any("answers as the base model does" in each for each in answer.json()["warnings"])
@@ -147,7 +147,7 @@ async def test_no_other_model_is_guessed(tmp_path: Path) -> None:
             answer = await _upload(client, _adapter(tmp_path, other))
             assert answer.json()["error"]["code"] == "adapter_base_mismatch", other
             assert f'base_model_aliases: ["{other}"]' in answer.json()["error"]["message"]
-        # The owner counts where both have one.
+        # Owners are compared if both names have one.
         answer = await _upload(client, _adapter(tmp_path, "someone/Other-8B-Instruct"))
         assert answer.json()["error"]["code"] == "adapter_base_mismatch"
 

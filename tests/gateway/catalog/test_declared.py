@@ -1,4 +1,4 @@
-"""Adapters that the configuration file declares: loaded once, kept true, and removed when told."""
+"""Adapters that the configuration file declares: loading, changes, rollback and removal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _gateway(
 
 
 def _versions(service: Any) -> dict[str, int]:
-    """How many versions each name has."""
+    """Return the number of versions of each adapter, by name."""
     return {record.name: len(record.versions) for record in service.adapters.records}
 
 
@@ -98,14 +98,14 @@ async def test_one_that_fails_stops_no_other_and_is_tried_again(
             assert version.source == url.replace("me:hunter2@", "")
             answer = await client.get("/v1/adapters", headers=AUTHORIZED)
             assert "hunter2" not in answer.text + caplog.text
-            # Another look finds it as it was, and loads nothing: that would come before the next.
+            # A reload finds no change and loads nothing: a load would come before the next HEAD.
             server.asked.clear()
             for looks in (1, 2):
                 service.configuration.reload_now()
                 last = ("HEAD", "/late/chat_template.jinja")
                 await becomes(lambda n=looks, last=last: server.asked.count(last) >= n)
             assert {method for method, _ in server.asked} == {"HEAD"}
-            # What has changed is loaded.
+            # Changed files are loaded.
             server.put("/late", _adapter(tmp_path / "other", 3))
             service.configuration.reload_now()
             await becomes(lambda: _versions(service) == {"good": 1, "late": 2})
@@ -125,7 +125,7 @@ async def test_a_watched_folder_is_followed_and_a_rollback_holds(tmp_path: Path)
         await becomes(lambda: _versions(service) == {"ja": 1, "zh": 2})
         second = _served(service, "zh")
         await client.post("/v1/adapters/zh/rollback", json={}, headers=AUTHORIZED)
-        # A reload and a restart look at all again, and nothing has changed.
+        # A reload and a restart check all adapters again. No file has changed.
         _declare(config, adapters_folder=str(folder), limits={})
         os.kill(os.getpid(), signal.SIGHUP)
         await becomes(
@@ -140,9 +140,9 @@ async def test_a_watched_folder_is_followed_and_a_rollback_holds(tmp_path: Path)
         await becomes(lambda: "vi" in _versions(service))
         await becomes(lambda: metric_of(service, "gateway_declared_adapters", state="loaded") == 3)
         assert _served(service, "zh") == first
-        # Without `prune_adapters` what has gone from the folder stays.
+        # Without `prune_adapters`, an adapter stays although its folder was deleted.
         assert _versions(service) == {"ja": 1, "ko": 1, "vi": 1, "zh": 2}
-        # The content of before is a change, too.
+        # A return to earlier content counts as a change, too.
         _adapter(folder / "zh", 1)
         _adapter(folder / "vi", 6)
         await becomes(lambda: _versions(service)["vi"] == 2)
@@ -187,7 +187,7 @@ async def test_a_rollback_holds_whichever_gateway_looks_again(
         await becomes(lambda: _versions(one) == {"zh": 2})
         await client.post("/v1/adapters/zh/rollback", json={}, headers=AUTHORIZED)
         await becomes(lambda: _served(other, "zh") == first)
-        # The other looks again, at what it has not seen, and at one that tells when it has.
+        # The other gateway checks its declarations again. The added one shows when it has.
         last = {"name": "zzz", "source": str(_adapter(tmp_path / "zzz", 3))}
         _declare(configs[1], adapters=[*declared, last])
         await becomes(lambda: metric_of(other, "gateway_declared_adapters", state="loaded") == 2)
@@ -212,7 +212,7 @@ async def test_what_came_by_a_declaration_alone_goes_with_it(
         shutil.rmtree(folder / "mixed")
         await becomes(lambda: "a" not in _versions(service))
         assert _versions(service) == {"b": 1, "mine": 1, "mixed": 2}
-        # A folder without any is a volume that is not there, or new, and no wish.
+        # A folder without adapters may be an unmounted volume, so nothing is removed.
         (folder / "lost+found").mkdir()
         (folder / "b").rename(tmp_path / "b")
         _declare(config, adapters_folder=str(folder), prune_adapters=True, limits={})
@@ -223,14 +223,14 @@ async def test_what_came_by_a_declaration_alone_goes_with_it(
 
 
 async def test_a_folder_that_is_being_replaced_is_not_pruned(tmp_path: Path) -> None:
-    """A folder with files in it cannot be renamed over another: for a moment there is none."""
+    """A replacement takes two renames. Between them, the adapter has no folder for a moment."""
     folder, new = tmp_path / "adapters", _adapter(tmp_path / "new", 2)
     _adapter(folder / "zh", 1)
     config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(folder), prune_adapters=True)
     async with _gateway(tmp_path / "g", config) as (_, service):
         await becomes(lambda: _versions(service) == {"zh": 1})
         (folder / "zh").rename(tmp_path / "old")
-        # It was put there after the other had gone: who tells of it has looked between the two.
+        # Once the report has ja, the gateway has read the folder between the two renames of zh.
         _adapter(folder / "ja", 3)
         await becomes(lambda: "ja" in {each.name for each in service.declared.read_report()})
         new.rename(folder / "zh")
@@ -274,7 +274,7 @@ async def test_gateways_on_one_redis_add_it_once(tmp_path: Path, redis_server: R
             for each in (one, other):
                 await becomes(lambda each=each, n=number: _versions(each) == {"zh": n})
         await becomes(lambda: _served(one, "zh") == _served(other, "zh"))
-        # One served version each time: neither took back what the other had done.
+        # Three changes make three revisions: no gateway undid a change of the other.
         assert one.adapters.record("zh").revision == 3
         shutil.rmtree(folder / "zh")
         _adapter(folder / "ja", 4)

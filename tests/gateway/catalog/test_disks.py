@@ -1,4 +1,4 @@
-"""What a gateway believes of disks that agents keep, while agents and Redis come and go."""
+"""A gateway's view of the disks that agents manage, while agents and Redis fail and return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLICA = "triton:8001"
 
 
 class World:
-    """A gateway's view, by a clock of the test's own."""
+    """A gateway's view of the disks, with a simulated clock."""
 
     def __init__(self, server: RedisServer) -> None:
         self.now = 0.0
@@ -69,7 +69,7 @@ async def test_it_goes_by_what_agents_tell(world: World) -> None:
     world.tell(OTHER, revision=2)
     await world.looks()
     assert (world.at(), world.at(OTHER)) == (None, f"/disk/{OTHER}")
-    # Started again, it begins anew with its revisions.
+    # A restarted agent counts its revisions from 1 again.
     world.tell(DIGEST, revision=1, boot="two")
     await world.looks()
     assert (world.at(), world.at(OTHER)) == (f"/disk/{DIGEST}", None)
@@ -114,7 +114,7 @@ async def test_a_redis_that_is_away_or_flushed_is_no_agents_fault(
             await world.disks.poll()
     assert world.at() is not None
     redis_server.start()
-    # Back, and empty: agents have not told anything yet.
+    # Redis is back but empty, because agents have not reported again yet.
     await world.looks(10)
     assert world.at() is not None
 

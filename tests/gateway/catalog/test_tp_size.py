@@ -1,4 +1,4 @@
-"""Fused layers are laid out for an engine's tp_size: one of another is not given them."""
+"""Fused layers of adapters, which are laid out for engines of one tp_size only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODULES = ["attn_qkv", "attn_dense", "mlp_gate_up", "mlp_4h_to_h"]
 
 
 class Engine(FakeTriton):
-    """One whose config.json is in `folder`."""
+    """A Triton whose engine has its config.json in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(tokens=[1], fault=None, step=1)
@@ -45,18 +45,18 @@ class Engine(FakeTriton):
 
     @property
     def adapted(self) -> int:
-        """How many requests were for an adapter."""
+        """Number of requests that used an adapter."""
         tensors = [{tensor.name for tensor in request.inputs} for request in self.requests]
         return sum("lora_task_id" in names for names in tensors)
 
     @property
     def weights(self) -> bytes:
-        """What the first of them brought."""
+        """Adapter weights that the first request uploaded."""
         return bytes(self.requests[0].raw_input_contents[-1])
 
 
 def _build(folder: Path, tp_size: int, *modules: str) -> Path:
-    """As trtllm-build leaves it; `modules` are LoRA modules beside `MODULES`."""
+    """Write an engine's config.json with the LoRA modules `MODULES` and `modules`."""
     whole = json.loads((DATA / MODEL / "config.json").read_text())
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
     model = {name: whole[name] for name in (*sizes, "num_key_value_heads")}
@@ -82,7 +82,7 @@ def _laid_out(tmp_path: Path, tp_size: int) -> bytes:
 async def _gateway(
     tmp_path: Path, *folders: Path
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any, list[Engine]]]:
-    """Before an engine of each folder; all gateways of a test have one store."""
+    """Run a gateway with an engine for each folder. All gateways of a test share one store."""
     home = tmp_path / MODEL
     home.mkdir(exist_ok=True)
     save_tokenizer(home)
@@ -125,7 +125,7 @@ async def test_a_rebuilt_engine_is_not_given_the_old_layout(tmp_path: Path) -> N
         assert (await _ask(client)).status_code == 200
         assert engine.weights == _laid_out(tmp_path, 2)
         assert _is_refused(await _ask(client, f"phi@{old.short_digest}"), 1, 2)
-    # Back to the old one: both versions are known.
+    # The engine has its first tp_size again, and both versions are stored.
     async with _gateway(tmp_path, _build(engine_dir, 1)) as (client, service, [engine]):
         assert _is_refused(await _ask(client, f"phi@{new.short_digest}"), 2, 1)
         assert (await _add(service)).served == old.digest
@@ -148,7 +148,7 @@ async def test_files_that_do_not_say_it_are_for_the_engine_that_was_there(tmp_pa
 
 
 async def test_what_is_from_before_is_served_as_it_was(tmp_path: Path) -> None:
-    """Nobody knows for which tp_size it was made."""
+    """A version of an earlier release records no tp_size, so it is served without a check."""
     engine_dir = tmp_path / "engine"
     async with _gateway(tmp_path, _build(engine_dir, 1)) as (_, service, _):
         await _add(service)
@@ -194,7 +194,7 @@ async def test_where_the_engine_is_out_of_sight_the_operator_is_warned(tmp_path:
 
 
 async def test_layers_that_are_not_fused_fit_any_tp_size(tmp_path: Path) -> None:
-    """As before: their layout is the same for all."""
+    """Layers that are not fused have the same layout for every tp_size."""
     source = write_peft(
         tmp_path / "source",
         pair("model.layers.0.mlp.down_proj", 4, (48, 32)),

@@ -1,4 +1,4 @@
-"""The configuration file: every mistake with its line, and reloads that take all or nothing."""
+"""The configuration file: errors name their line, and a reload applies all changes or none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_limit_has_its_row_and_its_fields() -> None:
 
 
 def test_every_beginning_of_a_file_asks_for_keys(tmp_path: Path) -> None:
-    """As whoever reads sees it while somebody writes."""
+    """A file that is read while it is being written must not switch API keys off."""
     refused = 0
     for end in range(len(GOOD)):
         try:
@@ -248,7 +248,7 @@ async def test_reloads_take_all_or_nothing(
 
 
 async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    """Half of it may be right, and without the limits that stand in the other half."""
+    """Half of a file is not applied: it may be valid, but lack the limits of the other half."""
     path = _file(tmp_path, GOOD)
     file = ConfigurationFile(path)
     limits: list[int | None] = []
@@ -256,7 +256,7 @@ async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     half = GOOD[: GOOD.index("    requests_per_minute")]
     assert load(_file(tmp_path, half))[0].tenants is not None
     watch = asyncio.create_task(file.watch(Troubles()))
-    for number in range(12):  # 3 s, and never as long as from one look to the next
+    for number in range(12):  # 3 s, with pauses shorter than the polling interval
         await asyncio.sleep(0.25)
         path.write_text(half + "#" * number)
     path.write_text(GOOD.replace("600", "700"))

@@ -1,4 +1,4 @@
-"""`embedding_models` and `rerank_models` in the configuration file: every mistake with its line."""
+"""`embedding_models` and `rerank_models` in the configuration file: errors name their line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a console costs where there is much to show: CPU time of the event loop's thread."""
+"""CPU time on the event loop's thread for a console with many adapters, replicas and requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
 ADAPTERS, REPLICAS, REQUESTS = 1000, 20, 1000
-# Of each second. It took 0.03 and 0.01 where nothing else ran.
+# Limits in CPU seconds per update, one update a second. Idle machines took 0.03 and 0.01.
 STATE_S, CHANGE_S = 0.2, 0.05
 
 
@@ -56,7 +56,7 @@ def _batch(number: int) -> Batch:
 
 
 class _Growing:
-    """A choice that has more tokens each time that somebody looks."""
+    """A choice whose number of tokens grows each time it is read."""
 
     def __init__(self) -> None:
         self._looks = itertools.count()
@@ -66,7 +66,7 @@ class _Growing:
         return next(self._looks)
 
     def cut_short(self) -> None:
-        """Never."""
+        """Do nothing."""
 
 
 async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
@@ -122,6 +122,6 @@ async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
 
 
 def _twenty(endpoint: str) -> str:
-    """One server by many names of this machine."""
+    """Return `REPLICAS` addresses of one server, each with another loopback address."""
     port = endpoint.rpartition(":")[2]
     return ",".join(f"127.0.0.{number}:{port}" for number in range(1, REPLICAS + 1))

@@ -1,4 +1,4 @@
-"""What the parts of several workers become: the refusal that an operator should hear of."""
+"""Merging the states of several workers: the refusals and troubles that operators see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge patches: the RFC's own examples, and differences that make the new of the old."""
+"""Merge patches: the RFC's own examples, and differences that turn an old value into a new one."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_a_patch_is_applied_as_the_rfc_says(target: Any, patch: Any, result: Any
 @given(_objects, _objects)
 def test_a_difference_makes_the_new_of_the_old(old: Any, new: Any) -> None:
     patch = json.loads(json.dumps(difference(old, new)))
-    # As JSON: True and 1 are equal in Python, and no change that a reader could see is one.
+    # `difference` and this check compare with ==, so a change from 1 to True counts as none.
     assert apply_patch(old, patch) == new
     assert difference(new, new) == {}
 
 
 @given(_objects, _objects, _objects)
 def test_changes_may_be_left_out_between_two_states(one: Any, two: Any, three: Any) -> None:
-    """A slow reader is sent the difference to what it has, whatever came between."""
+    """A slow reader gets the difference to the state it has, without the states between."""
     assert apply_patch(one, difference(one, three)) == three
     assert apply_patch(apply_patch(one, difference(one, two)), difference(two, three)) == three
 

@@ -1,4 +1,4 @@
-"""The copy on disk: versions, tenants, time to live, bounds, several processes, damage."""
+"""The disk copy of conversations: versions, tenants, expiry, size limits, processes, damage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_highest_version_stays_and_what_is_deleted_does_not_return(
         await store.delete("a", ["resp_1"])
         await store.put("a", [Record("resp_1", b"late", 2**62)])
         assert await store.get("a", ["resp_1"]) == [None]
-    async with _store(tmp_path, clock) as store:  # it is on disk
+    async with _store(tmp_path, clock) as store:  # the deletion is on disk
         assert await store.get("a", ["resp_1"]) == [None]
 
 
@@ -98,12 +98,13 @@ async def test_what_is_used_lives_on_as_a_whole(tmp_path: Path, clock: Clock) ->
         await store.put("", [Record("resp_1", b"unused")])
         for _ in range(3):
             clock.now += 0.6 * _TTL_S
-            assert (await store.get("", ["conv_1"]))[0] is not None  # the head alone
+            # reads only the head, which renews its item too
+            assert (await store.get("", ["conv_1"]))[0] is not None
         assert len(await store.members("", "conv_1")) == 1
         assert await store.get("", ["resp_1"]) == [None]
         clock.now += _TTL_S
         assert await store.get("", ["conv_1"]) == [None]
-        with pytest.raises(ConversationsUnavailable):  # not: that it is empty
+        with pytest.raises(ConversationsUnavailable):  # raises instead of returning no items
             await store.members("", "conv_1")
 
 
@@ -133,14 +134,15 @@ def test_who_is_told_of_a_deletion_again_changes_nothing(tmp_path: Path, clock: 
 def test_what_is_known_is_put_again_without_writing_until_it_is_renewed(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """As what is read from Redis is, each time."""
+    """A record that is put again, as after each read, is not written before its renewal is due."""
     disk = _disk(tmp_path, clock)
     record = Record("a", b"x", 1)
     disk.put("t", [record])
     began = clock.now
     log = tmp_path / f"{FILE}-wal"
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")  # who writes holds up nobody who has nothing to write
+    # takes the write lock, which a put without changes does not need
+    other.execute("BEGIN IMMEDIATE")
     size = log.stat().st_size
     for _ in range(100):
         clock.now += 1
@@ -150,7 +152,7 @@ def test_what_is_known_is_put_again_without_writing_until_it_is_renewed(
     other.close()
 
     clock.now += 1
-    assert disk.put("t", [record]).done  # the time to renew it has come
+    assert disk.put("t", [record]).done  # the renewal is due, so this put writes
     clock.now = began + _TTL_S + 1
     assert [kept.record for kept in disk.get("t", ["a"])] == [record]
     disk.close()

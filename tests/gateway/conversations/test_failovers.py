@@ -1,4 +1,4 @@
-"""A failover of Redis that two processes notice at different moments: what was kept stays kept."""
+"""Failovers of Redis that two processes notice at different times, without loss of records."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PREFIX = "conversations:{.t}:r:"
 async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another gateway finds the write, and no gateway finds the deleted record."""
+    """No late write is lost, and no deleted record is found again, at another gateway."""
     monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 60)
     with one_address(Process.binary) as redis:
         old, new = redis.servers
         of_slower = Forwarder(old.port)
         slower_url = f"redis://:{PASSWORD}@{LOCALHOST}:{of_slower.port}/0"
-        # The first of the workers is the one that brings.
+        # The worker that starts first does the uploads.
         async with (
             following(tmp_path / "1", redis.url, redis_timeout_s=TIMEOUT_S) as quicker,
             following(tmp_path / "1", slower_url, redis_timeout_s=TIMEOUT_S) as slower,
@@ -45,7 +45,8 @@ async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
             at_new.delete(f"{PREFIX}resp_0")
             redis.forwarder.target = new.port
             redis.forwarder.cut()
-            await until(lambda: at_new.exists(f"{PREFIX}resp_0"))  # the quicker brought it
+            # the quicker worker uploaded the record
+            await until(lambda: at_new.exists(f"{PREFIX}resp_0"))
 
             item = Record("i1", b"item", 0, "conv_1", 1)
             await slower.put("t", [kept[2], item])
@@ -67,7 +68,8 @@ async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
 def test_no_put_is_acknowledged_by_a_primary_that_sentinels_have_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A connection asks when it is made alone, so the put has to ask by itself.
+    # Switch off the periodic role checks. A role is then checked only when a connection is opened,
+    # so the put itself has to notice the demotion.
     monkeypatch.setattr(redis_role, "ROLE_CHECK_S", math.inf)
     with running_sentinels(stubborn=True) as fleet:
         bounds = {"ttl_ms": 10**6, "tenant_bytes": TENANT_BYTES, "renew_ms": 10**5}
@@ -77,7 +79,7 @@ def test_no_put_is_acknowledged_by_a_primary_that_sentinels_have_replaced(
         old = fleet.master()
         assert old is not None
         fleet.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
-        # They name the new one as an address sooner than as their master.
+        # Wait until SENTINEL MASTERS shows the new master. Sentinels return its address earlier.
         sync_until(
             lambda: all(
                 each.client().sentinel_masters()["gate way"]["port"] != old.port
@@ -90,5 +92,5 @@ def test_no_put_is_acknowledged_by_a_primary_that_sentinels_have_replaced(
         ):
             with pytest.raises(RedisUnavailable, match="replica"):
                 shared.put("t", [late])
-            assert shared.put("t", [late]).accepted  # by the new one
+            assert shared.put("t", [late]).accepted  # sent to the new primary
             shared.close()

@@ -1,4 +1,4 @@
-"""Several gateways at one real Redis: what one keeps the others find, whatever is lost."""
+"""Several gateways at one real Redis: each finds the others' records, also after losses of data."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _LONG_AGO = 1_700_000_000_000
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is brought back is waited for, however long a busy machine takes for that."""
+    """Raise the timeout for restored records, because uploads take long on a busy machine."""
     monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 60)
 
 
 def _settle(at_redis: redis.Redis) -> None:
-    """As if all gateways had looked for long."""
+    """Make Redis look as if all gateways had polled it for a long time."""
     run = at_redis.info("server")["run_id"]
     at_redis.mset({_EPOCH: _LONG_AGO, _SINCE: _LONG_AGO, "conversations:{all}:run": run})
 
 
 def _gateways(at_redis: redis.Redis) -> set[int]:
-    """Those that are known, by the last letter of their folders' names."""
+    """Return the numbers of the gateways that Redis knows, which end their folder names."""
     return {int(name[-1:]) for name in at_redis.hkeys(GATEWAYS)}
 
 
@@ -56,7 +56,7 @@ def _on_disk(folder: Path) -> dict[str, bytes]:
 
 
 def _known(folder: Path) -> set[str]:
-    """The gateways that this one will remember."""
+    """Return the names of gateways that the gateway with this folder has saved."""
     with contextlib.closing(sqlite3.connect(folder / FILE)) as file:
         return {name for (name,) in file.execute("SELECT name FROM gateways").fetchall()}
 
@@ -84,7 +84,7 @@ async def test_what_one_gateway_keeps_another_finds_and_keeps(
             items[0] = items[0]._replace(version=1)
             await two.put("a", [Record("resp_1", b"second", FINAL), items[0]])
             assert await one.get("a", ["resp_1"]) == [Record("resp_1", b"second", FINAL)]
-        # The first is dead for good, and Redis loses everything.
+        # The first gateway never starts again, and Redis loses all data.
         redis_server.kill()
         await _until_away(two)
         assert None not in await two.get("a", ["resp_1", "resp_3"])
@@ -104,7 +104,7 @@ async def _until_away(store: Conversations) -> None:
 
 
 async def _patiently(ask: Callable[[], object]) -> list[Record]:
-    """As a client that tries again after 503."""
+    """Call `ask` again until it succeeds, as a client does after a 503."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -123,7 +123,7 @@ async def test_nothing_is_lost_by_a_flush(
             await (one, two)[number % 2].put("t", [Record(id_, b"x" * 1000, FINAL)])
         await one.put("t", [Record("conv_1", b"head"), Record("i1", b"x", 0, "conv_1", 1)])
         at_redis.flushall()
-        # Each has half of it, and neither takes the other's for lost.
+        # Each gateway has half of the records. Neither may report the other half as missing.
         for store in (two, one):
             assert None not in await _patiently(lambda store=store: store.get("t", ids))
         assert [each.id for each in await two.members("t", "conv_1")] == ["i1"]
@@ -140,7 +140,7 @@ async def test_nothing_is_lost_by_flushes_at_any_moment(
             await (one, two)[number % 2].put("t", [Record(id_, b"x" * 1000, FINAL)])
             if number % 40 == 13:
                 at_redis.flushall()
-            if number % 10 == 5:  # the other, of what was written a moment ago
+            if number % 10 == 5:  # read the new record at the other gateway
                 get = partial((two, one)[number % 2].get, "t", [id_])
                 assert None not in await _patiently(get)
         await one.delete("t", ids[:3])
@@ -163,7 +163,8 @@ async def test_what_is_deleted_leaves_every_disk_and_does_not_return(
         assert _on_disk(tmp_path / "2")["resp_1"] == b""
         at_redis.flushall()
         assert await one.get("t", ["resp_1", "resp_2"]) == [None, Record("resp_2", b"stays")]
-    # One that was away while it was deleted brings it, and learns.
+    # A gateway that was down during the deletion uploads its stale record at its start, and then
+    # deletes it.
     async with following(tmp_path / "2", url) as two:
         await two.delete("t", ["resp_2"])
         at_redis.flushall()
@@ -190,7 +191,7 @@ async def test_without_redis_a_put_goes_to_the_disk_and_is_brought_later(
         await until(lambda: at_redis.exists("conversations:{.t}:r:resp_1"))
         redis_server.kill()
         await one.put("t", [Record("resp_3", b"after a restart", FINAL)])
-    # It starts while Redis is away, and ends before it is back.
+    # The gateway starts and ends while Redis is down. A later start uploads the record.
     async with following(tmp_path / "1", url) as one:
         assert await one.get("t", ["resp_3"]) == [Record("resp_3", b"after a restart", FINAL)]
     redis_server.start()
@@ -274,7 +275,7 @@ async def test_what_is_not_found_is_not_called_lost_while_a_gateway_brings(
 async def test_what_redis_let_go_comes_back_where_any_copy_is_all_of_it(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    """As it was not used for long, or there is a policy for the memory of Redis."""
+    """A record that Redis expired or evicted is restored from a gateway whose copy is complete."""
     _settle(at_redis)
     url = redis_server.url
     async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
@@ -286,7 +287,7 @@ async def test_what_redis_let_go_comes_back_where_any_copy_is_all_of_it(
         with pytest.raises(ConversationsUnavailable):
             await two.members("t", "conv_1")
         at_redis.delete(*at_redis.scan_iter("conversations:{.t}:*"))
-        # It has the first two.
+        # Gateway one has only the first two items.
         assert await one.get("t", ["conv_1"]) == [None]
         with pytest.raises(ConversationsUnavailable):
             await one.members("t", "conv_1")
@@ -325,10 +326,11 @@ async def test_nothing_older_is_read_while_a_gateway_that_may_know_more_is_away(
     url, items = redis_server.url, [Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(4)]
 
     async def refused(store: Conversations) -> None:
-        # It does not just wait for others to say something.
+        # Pretend that the other gateways had enough time to report. The refusal is then due to the
+        # missing gateway.
         at_redis.mset({_SINCE: _LONG_AGO, "conversations:{all}:kept": 10**14})
         with pytest.raises(ConversationsUnavailable):
-            await store.get("t", ["resp_2"])  # the other's own
+            await store.get("t", ["resp_2"])  # only on the other gateway's disk
         with pytest.raises(ConversationsUnavailable):
             await store.get("t", ["conv_1"])
         with pytest.raises(ConversationsUnavailable):
@@ -345,14 +347,14 @@ async def test_nothing_older_is_read_while_a_gateway_that_may_know_more_is_away(
         at_redis.flushall()
         await until(lambda: at_redis.exists("conversations:{.t}:r:conv_1"))
         await refused(one)
-        # What is known to be whole is served: what never changes, and what began since.
+        # Complete data is served: immutable records, and conversations that began after the loss.
         assert None not in await one.get("t", ["resp_1", "m0"])
         assert await one.get("t", ["resp_9"], patient=False) == [None]
         new = Record("m9", b"x", FINAL, "conv_9", 1)
         await one.put("t", [Record("conv_9", b"new"), new])
         assert await one.get("t", ["conv_9"]) == [Record("conv_9", b"new")]
         assert await one.members("t", "conv_9") == [new]
-    # Nor does it matter that all have ended, and Redis has lost everything once more.
+    # The refusal survives a restart of the gateways and another loss of all data in Redis.
     at_redis.flushall()
     async with following(tmp_path / "1", url) as one:
         await until(lambda: at_redis.exists("conversations:{.t}:r:conv_1"))
@@ -391,7 +393,7 @@ async def test_what_redis_lost_while_a_gateway_was_away_is_brought_at_its_start(
         assert await _patiently(lambda: one.members("t", "conv_1")) == items[:2]
         at_redis.save()
         await one.put("t", items[2:])
-    redis_server.kill()  # as with the machine that both are on
+    redis_server.kill()  # as on a restart of the machine with both the gateway and Redis
     redis_server.start()
     epoch = at_redis.get(_EPOCH)
     async with following(tmp_path / "1", url) as one:
@@ -403,7 +405,8 @@ async def test_what_redis_lost_while_a_gateway_was_away_is_brought_at_its_start(
     redis_server.kill()
     redis_server.start()
     async with following(tmp_path / "1", url) as one:
-        # It is too far behind for what it lacks to be known.
+        # Redis is too far behind for the gateway to know which records are missing. So a new epoch
+        # begins, and the gateway uploads all records.
         assert at_redis.get(_EPOCH) != epoch
         assert await _patiently(lambda: one.members("t", "conv_1")) == items
 
@@ -414,7 +417,10 @@ async def test_redis_is_looked_at_no_more_often_while_much_is_tidied(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next look would be in an hour, so it is no matter how long a busy machine takes."""
+    """Removing many rows from the disk causes no additional calls to Redis.
+
+    The poll interval is an hour, so the number of calls does not depend on the machine's speed.
+    """
     monkeypatch.setattr(upkeep_module, "POLL_INTERVAL_S", 3600.0)
     _settle(at_redis)
     disk = ConversationDisk(tmp_path, ttl_ms=10**9, tenant_bytes=10**9, renew_ms=10**6)
@@ -468,7 +474,10 @@ _OPERATIONS = st.lists(
 def test_copies_agree_on_the_highest_version_whatever_happens(
     shared_redis: RedisServer, operations: list[tuple[str, int, int, int]]
 ) -> None:
-    """Two gateways without upkeep, so that all copies drift apart; a start of both joins them."""
+    """Two gateways without upkeep let the copies diverge.
+
+    Starting both with upkeep merges the copies.
+    """
 
     async def run(url: str, at_redis: redis.Redis, folder: Path) -> None:
         at_redis.flushall()
@@ -494,7 +503,7 @@ def test_copies_agree_on_the_highest_version_whatever_happens(
                 else:
                     at_redis.flushall()
                     _settle(at_redis)
-        at_redis.set(_EPOCH, _LONG_AGO + 1)  # from now on, nothing counts as brought
+        at_redis.set(_EPOCH, _LONG_AGO + 1)  # begin an epoch, in which no disk counts as uploaded
         async with following(folder / "0", url) as one, following(folder / "1", url) as two:
             await until(lambda: _all_brought(at_redis))
             for store in (one, two):
@@ -551,7 +560,10 @@ async def test_a_growing_write_that_was_refused_is_no_trouble_for_ever(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No disk has it, so nobody writes it again."""
+    """A refused addition to a conversation is reported as a problem only until Redis recovers.
+
+    No disk has the refused record, so no later upload could end the problem.
+    """
     monkeypatch.setattr(redis_threads_module, "_RECOVERY_S", 0.5)
     async with following(tmp_path / "1", redis_server.url) as one:
         at_redis.config_set("maxmemory", "1")

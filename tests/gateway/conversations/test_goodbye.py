@@ -1,6 +1,7 @@
-"""Gateways whose disks end with them, at one real Redis.
+"""Gateways whose disks are deleted when they end, at one real Redis.
 
-Nobody waits for one that said goodbye, and nothing is read short for want of what it alone had.
+No gateway waits for one that said goodbye. No gateway returns incomplete data because records were
+only on a deleted disk.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from tests.support.redis_server import RedisServer
 T = TypeVar("T")
 
 _LOST, _LEFT = "conversations:{all}:lost", "conversations:{all}:left"
-_PATIENCE_S = 60  # no machine gives a test no turn for as long
+_PATIENCE_S = 60  # longer than any pause of a process on a busy machine
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """As a client that tries again after 503."""
+    """Call `ask` again until it succeeds, as a client does after a 503."""
     async with asyncio.timeout(_PATIENCE_S):
         while True:
             with contextlib.suppress(ConversationsUnavailable):
@@ -66,27 +67,27 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
         for id_ in ("resp_1", "resp_2"):
             await one.put("t", [Record(id_, b"x", FINAL)])
         three = await new.enter_async_context(following(tmp_path / "3", url, ephemeral=True))
-        # It has a part of it, as of other things.
+        # Gateway three copies an item of conv_1, an unfinished version of resp_3, and resp_2.
         assert await _patiently(lambda: three.get("t", ["conv_1", "resp_3"])) == [head, running]
         assert await three.members("t", "conv_1", limit=1) == [_item("conv_1", 0)]
         assert None not in await three.get("t", ["resp_2"])
         await two.put("t", [_item("conv_1", 2), running._replace(data=b"whole", version=FINAL)])
         await old.aclose()
         assert len(at_redis.hkeys(GATEWAYS)) == 1
-        # As long as Redis has them they are all there, whoever has gone.
+        # All items are found as long as Redis has them, although their gateways have ended.
         assert len(await three.members("t", "conv_1")) == 3
         await until(lambda: three.redis_time_ms > _number(at_redis, _LEFT) > 0)
         fresh = Record("conv_2", b"head", order=three.redis_time_ms)
         await three.put("t", [fresh, _item("conv_2", 0)])
         ids = ["conv_1", "conv_2", "resp_1", "resp_2", "resp_3"]
-        for _ in range(2):  # however often
+        for _ in range(2):  # the second flush gives the same result
             at_redis.flushall()
             found = await _patiently(lambda: three.get("t", ids))
             assert found == [None, fresh, None, Record("resp_2", b"x", FINAL), None]
             assert await three.members("t", "conv_2") == [_item("conv_2", 0)]
             with pytest.raises(ConversationsUnavailable):
                 await three.members("t", "conv_1")
-        # It still can be deleted.
+        # The items that are left can be listed, so that a client can delete the conversation.
         assert await three.members("t", "conv_1", require_complete=False)
 
 
@@ -103,7 +104,8 @@ async def test_a_redis_that_is_emptied_at_once_does_not_bring_back_one_that_has_
         async with following(tmp_path / "1", url, ephemeral=True):
             await until(lambda: at_redis.hlen(GATEWAYS) == 2)
             before = two.redis_time_ms
-            await until(lambda: two.redis_time_ms > before)  # it knows both
+            # it has polled, so it knows both gateways
+            await until(lambda: two.redis_time_ms > before)
         at_redis.flushall()
         assert await _patiently(lambda: two.get("t", ["resp_1"])) == [None]
         assert at_redis.hlen(GATEWAYS) == 1
@@ -112,7 +114,7 @@ async def test_a_redis_that_is_emptied_at_once_does_not_bring_back_one_that_has_
 async def test_one_that_comes_later_learns_what_may_be_short(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    """Whoever knows that a gateway has gone tells it to a Redis that does not any more."""
+    """A gateway reports another gateway's goodbye to a Redis that has lost it."""
     url = redis_server.url
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True) as one:
@@ -122,7 +124,8 @@ async def test_one_that_comes_later_learns_what_may_be_short(
             await _patiently(lambda: two.get("t", ["conv_1"]))
         await until(lambda: two.redis_time_ms > _number(at_redis, _LEFT) > 0)
         left = _number(at_redis, _LEFT)
-    # The second one has gone as well, but comes back with its disk: its container was started anew.
+    # The second gateway ends too, but starts again with its disk, as after a restart of its
+    # container.
     at_redis.flushall()
     async with (
         following(tmp_path / "2", url, ephemeral=True) as two,
@@ -136,7 +139,10 @@ async def test_one_that_comes_later_learns_what_may_be_short(
 async def test_what_redis_lost_with_a_goodbye_is_not_read_short(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    """It has lost its last moments, and with them what that gateway wrote before."""
+    """A conversation is reported as unavailable, not as shorter, if Redis lost its last writes.
+
+    The lost writes are a goodbye, and an item written before it.
+    """
     url = redis_server.url
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True) as one:
@@ -153,7 +159,7 @@ async def test_what_redis_lost_with_a_goodbye_is_not_read_short(
         await until(lambda: at_redis.get("conversations:{all}:epoch") != epoch)
         with pytest.raises(ConversationsUnavailable):
             await two.members("t", "conv_1")
-        # It is an hour later; Redis has it on its list again.
+        # Redis lists the gateway again. Pretend that it last polled more than an hour ago.
         [gone] = [name for name in at_redis.hkeys(GATEWAYS) if name.endswith(b"/1")]
         at_redis.hset(GATEWAYS, gone, b"1 1")
         assert await _patiently(lambda: two.get("t", ["conv_1"])) == [None]
@@ -171,12 +177,12 @@ async def test_one_that_dies_is_waited_for(
             await _patiently(lambda: two.get("t", ["conv_1"]))
             [died] = [name for name in at_redis.hkeys(GATEWAYS) if name.endswith(b"/1")]
         await until(lambda: two.redis_time_ms > _number(at_redis, _LEFT) > 0)
-        # As if it had not come to say it.
+        # Pretend that gateway 1 died without a goodbye.
         at_redis.delete(_LEFT, _LOST)
         at_redis.hset(GATEWAYS, died, b"0 %d" % two.redis_time_ms)
         with pytest.raises(ConversationsUnavailable):
             await two.get("t", ["resp_9"])
-        # Given up, it may have had more than there is of what was brought.
+        # Once the gateway is given up, older mutable records may be incomplete, so `lost` is set.
         long_ago = two.redis_time_ms - shared_module.GATEWAY_TIMEOUT_MS - 1000
         at_redis.hset(GATEWAYS, died, b"0 %d" % long_ago)
         await until(lambda: _number(at_redis, _LOST) > 0)
@@ -199,7 +205,7 @@ async def test_nobody_says_goodbye_with_something_that_redis_has_not(
     assert "Redis lacks some" in caplog.text
     assert at_redis.hlen(GATEWAYS) == 1
     at_redis.config_set("maxmemory", 0)
-    # What was written last is brought before.
+    # Records that are only on the disk are uploaded before the goodbye.
     async with following(tmp_path / "1", url, ephemeral=True) as one:
         redis_server.kill()
         await one.put("t", [Record("resp_2", b"on disk", FINAL)])
@@ -216,7 +222,10 @@ async def test_a_call_that_fails_does_not_end_a_goodbye(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As where Redis has another master just then, or forks: others would wait for an hour."""
+    """A goodbye is retried if a call to Redis fails, for example during a failover or a fork.
+
+    Without a goodbye the other gateways would wait for an hour.
+    """
     caplog.set_level(logging.INFO, upkeep_module.__name__)
     monkeypatch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", _PATIENCE_S)
     stack = AsyncExitStack()
@@ -323,7 +332,8 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
         shared_redis.client() as at_redis,
         tempfile.TemporaryDirectory() as folder,
     ):
-        # One that is cut off is waited for: its time is not what this is about.
+        # A goodbye that exceeded its time limit would make other gateways wait. Raise the limits,
+        # as this test is not about them.
         patch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", 2 * _PATIENCE_S)
         patch.setattr(upkeep_module, "GOODBYE_SEEN_TIMEOUT_S", _PATIENCE_S)
         patch.setattr(upkeep_module, "POLL_INTERVAL_S", 0.03)

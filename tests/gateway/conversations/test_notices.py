@@ -1,4 +1,4 @@
-"""Notices of deletions: by tenant, bounded, and read by gateways of this release and the last."""
+"""Notices of deletions: a bounded stream per tenant, and the stream of the previous release."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _read(shared: SharedConversations) -> list[Deletion]:
 def test_a_flood_of_one_tenant_evicts_no_notice_of_another(
     shared: Callable[[], SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
-    """More deletions than all tenants together had notices before; one gateway was away."""
+    """A gateway that was away during 101,000 deletions still reads another tenant's notice."""
     one, away = shared(), shared()
     _delete(one, "quiet", "resp_secret")
     for start in range(0, 101_000, 500):
@@ -64,7 +64,7 @@ def test_a_flood_of_one_tenant_evicts_no_notice_of_another(
 
 
 def test_tenants_take_turns(shared: Callable[[], SharedConversations]) -> None:
-    """So nobody's deletion waits until all of another's are read."""
+    """A busy tenant's notices do not delay those of other tenants."""
     one, reader = shared(), shared()
     _delete(one, "busy", *[f"resp_{n}" for n in range(900)])
     for name in ("a", "b"):
@@ -92,7 +92,10 @@ def test_a_deletion_and_its_notice_are_one_call(
     at_shared_redis: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A gateway that dies before it announces them loses none: the next one brings them all."""
+    """A gateway that dies before it announces a deletion loses no notice.
+
+    The tenant's next deletion announces both.
+    """
 
     def die(*_: object) -> None:
         raise redis.ConnectionError
@@ -110,7 +113,10 @@ def test_a_deletion_and_its_notice_are_one_call(
 def test_all_notices_are_read_again_where_redis_may_have_lost_some(
     shared: Callable[[], SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
-    """A primary that took over may have other notices under the times that were read."""
+    """A gateway reads all notices again after a failover.
+
+    The new primary may have other notices with the timestamps that were already read.
+    """
     one, reader = shared(), shared()
     _delete(one, "t", "resp_1")
     known = reader.poll(RedisState()).state

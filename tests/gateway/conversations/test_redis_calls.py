@@ -1,4 +1,4 @@
-"""No call of conversations blocks Redis for long, whatever a tenant has stored."""
+"""Durations of the store's Redis calls: none blocks Redis for long, however much is stored."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ITEMS_OF_ONE_RESPONSE = 8192
 @pytest.fixture(scope="module")
 def shared_redis() -> Iterator[RedisServer]:
     with pytest.MonkeyPatch.context() as patch:
-        # This server may be built with glibc's malloc, which gives memory back in one go of 50 ms.
-        # That of releases is jemalloc, which does so in parts.
+        # Disable trimming in glibc's malloc, which returns freed memory in one step of 50 ms.
+        # Release builds of Redis use jemalloc, which returns memory in small steps.
         patch.setenv("MALLOC_TRIM_THRESHOLD_", str(2**40))
         with running_redis() as server:
             yield server
@@ -48,7 +48,7 @@ def shared(
 
 
 def _put(shared: SharedConversations, tenant: str, records: list[Record], age: float = 0.0) -> None:
-    """Put records that were used last when a part `age` of the time to live had yet to pass."""
+    """Put records that were last used a fraction `age` of the time to live ago."""
     used_ms = int(time.time() * 1000 - age * _TTL_MS)
     while not shared.put(tenant, records, used_ms=used_ms).done:
         pass
@@ -65,7 +65,7 @@ def _is_refused(shared: SharedConversations, tenant: str, record: Record) -> Non
 
 
 def test_a_full_conversation(shared: SharedConversations, at_shared_redis: redis.Redis) -> None:
-    """Renewed by a reading and by a writing, read, written and deleted."""
+    """Measure renewals, a read, writes and a deletion of a conversation of maximum length."""
     items = [Record(f"m{n}", b"x" * 100, FINAL, "conv_1", n) for n in range(_ITEMS_OF_ONE_RESPONSE)]
     one_more = Record("m", b"x", FINAL, "conv_1", MAX_MEMBERS)
     ids = [f"m{n}" for n in range(MAX_MEMBERS)]
@@ -101,7 +101,7 @@ def test_a_renewal_is_done_when_its_call_returns(
 def test_many_groups_are_renewed_at_once(
     shared: SharedConversations, at_shared_redis: redis.Redis
 ) -> None:
-    """A response is continued that follows others, each with its events."""
+    """Measure the renewal of a chain of responses, each with its stream events."""
     chain = [f"resp_{n}" for n in range(_CHAIN)]
 
     def prepare(run: int) -> None:
@@ -114,7 +114,7 @@ def test_many_groups_are_renewed_at_once(
 
 
 def test_the_largest_records(shared: SharedConversations, at_shared_redis: redis.Redis) -> None:
-    """One as large as any may be, and as many as one put and one reading take."""
+    """Measure one record of maximum size, and the most records that a put and a read may have."""
     large = [Record("resp_1", b"x" * MAX_READ_BYTES, FINAL)]
     many = [Record(f"resp_{n}", b"x" * (MAX_READ_BYTES // _CHAIN), FINAL) for n in range(_CHAIN)]
     for name, records in {"large": large, "many": many}.items():
@@ -145,7 +145,7 @@ def test_the_largest_records(shared: SharedConversations, at_shared_redis: redis
 def test_room_is_made(
     shared: SharedConversations, at_shared_redis: redis.Redis, data: bytes, count: int
 ) -> None:
-    """For a large record, of many small ones or of few large ones, in one conversation."""
+    """Measure the eviction of a conversation with many small or few large items."""
     filler = _BYTES - count * (len(data) + OVERHEAD_BYTES) - 10 * OVERHEAD_BYTES
 
     def prepare(run: int) -> None:
@@ -168,7 +168,7 @@ def test_room_is_made(
 
 
 def test_notices_and_looks(shared: SharedConversations, at_shared_redis: redis.Redis) -> None:
-    """A tenant has the most notices allowed, and there are more gateways than a fleet has."""
+    """Measure polls beside 500 gateways, and reads of a tenant's maximum number of notices."""
 
     def prepare(run: int) -> None:
         for _ in range(50):

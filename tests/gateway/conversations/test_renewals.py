@@ -1,4 +1,4 @@
-"""Renewals in pieces: whatever happens between two of them, nothing is lost and nothing returns."""
+"""Renewals of a conversation's time to live in batches, with other changes between the batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.redis_server import RedisServer
 
 _TTL_MS = 10**9
 _RENEW_MS = _TTL_MS // 10
-_ITEMS = 600  # three pieces
+_ITEMS = 600  # renewed in three batches
 _BYTES = 2 * (_ITEMS + 10) * (OVERHEAD_BYTES + 100)
 _PREFIX = "conversations:{.t}:"
 _UNIT = "conv_1"
@@ -34,7 +34,7 @@ def _shared(server: RedisServer) -> Iterator[SharedConversations]:
 
 
 class _Conversation:
-    """One of 600 items that was last used long ago, its renewal, and what should be in it."""
+    """A stored conversation that is due for renewal, with the state it should have."""
 
     def __init__(self, shared: SharedConversations, at_redis: redis.Redis, age: float) -> None:
         self._shared = shared
@@ -57,7 +57,7 @@ class _Conversation:
         return done
 
     def renew(self, pieces: int) -> None:
-        """Go on with the renewal."""
+        """Renew the next `pieces` batches."""
         for _ in range(pieces):
             if self._after is not None:
                 unit, when = _UNIT.encode(), self._when
@@ -94,7 +94,7 @@ class _Conversation:
         self.items.discard(name)
 
     def check(self) -> None:
-        """Nothing is missing or back, and no member expires before the head."""
+        """Assert that exactly the expected items are stored. None may expire before the head."""
         members = self._at_redis.zrange(f"{_PREFIX}g:{_UNIT}", 0, -1)
         assert {member[21:].decode() for member in members} == self.items
         assert self._at_redis.exists(f"{_PREFIX}r:{_UNIT}") == self.has_head
@@ -110,8 +110,8 @@ class _Conversation:
             left = [now + each for each in times.execute()]
             head = now + self._at_redis.pttl(f"{_PREFIX}r:{_UNIT}")
             whole = now + self._at_redis.pttl(f"{_PREFIX}g:{_UNIT}")
-            # Times are rounded to ms, and clocks go on between the questions. A put counts from its
-            # beginning, and Redis from when it stores the record.
+            # Allow a tolerance: times are rounded to ms and read one after another. A put measures
+            # from its start, but Redis from the moment it stores the record.
             slack = 2 + time.time_ns() // 10**6 - now + self._longest_put_ms
             assert min([*left, whole]) >= head - slack
             assert whole >= max([*left, 0]) - slack
@@ -132,7 +132,7 @@ _EVENTS = st.lists(
 def test_nothing_is_lost_or_returns_whatever_happens_between_pieces(
     shared_redis: RedisServer, events: list[tuple[int, str, int]], pieces: int, age: float
 ) -> None:
-    """Whoever renews may also die after any piece; the next reading then renews all of it."""
+    """A process may die after any batch. The next read then renews the entire conversation."""
     with shared_redis.client() as at_redis, _shared(shared_redis) as shared:
         at_redis.flushall()
         conversation = _Conversation(shared, at_redis, age)
@@ -152,7 +152,7 @@ def test_nothing_is_lost_or_returns_whatever_happens_between_pieces(
 def test_a_renewal_that_is_cut_leaves_the_unit_as_old_as_it_was(
     shared_redis: RedisServer, at_shared_redis: redis.Redis
 ) -> None:
-    """So what nobody reads again expires as a whole, and is the first that is evicted."""
+    """Expiry and eviction order of a conversation do not change before the last batch."""
     with _shared(shared_redis) as shared:
         conversation = _Conversation(shared, at_shared_redis, 0.5)
         used = at_shared_redis.zscore(f"{_PREFIX}used", _UNIT)
@@ -181,7 +181,7 @@ def test_where_redis_takes_no_writes_members_are_not_renewed_in_vain(
 def test_a_large_value_is_read_whole_while_it_is_replaced(
     shared_redis: RedisServer, at_shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New values have any size and form, and come at once or one by one."""
+    """A read returns one complete version, although puts replace the record during the read."""
     large = {"ttl_ms": _TTL_MS, "tenant_bytes": 10**8, "renew_ms": _RENEW_MS}
     shared = SharedConversations(shared_redis.url, timeout_s=30, **large)
     sizes = [3 * 2**20, 3 * 2**20, 5 * 2**20, 10**6, 10**6, 9]

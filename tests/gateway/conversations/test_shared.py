@@ -1,4 +1,4 @@
-"""The copy in a real Redis: versions, tenants, bounds, times to live, what does not fit."""
+"""The Redis copy of conversations: versions, tenants, size limits, expiry and foreign data."""
 
 from __future__ import annotations
 
@@ -82,13 +82,14 @@ def test_tenants_are_apart(shared: Callable[..., SharedConversations]) -> None:
 
 def test_members_come_by_order(shared: Callable[..., SharedConversations]) -> None:
     one = shared()
-    first = 1_800_000_000_000_000_000  # a float could not tell it from the next
+    # consecutive values differ by less than the precision of a float
+    first = 1_800_000_000_000_000_000
     items = [Record(f"msg_{n}", b"x", 0, "conv_1", first + n) for n in range(20)]
     one.put("", [Record("conv_1", b"head"), *items[10:], *items[:10]])
     ids, copies, *_ = one.members("", "conv_1", -1, 1000)
     assert [copies[id_].record for id_ in ids] == items
     assert one.members("", "conv_1", first + 4, 3)[0] == ["msg_5", "msg_6", "msg_7"]
-    # One moves to another group, and another place.
+    # Move msg_0 to another conversation, and msg_1 to another position.
     one.put("", [Record("msg_0", b"y", 1, "conv_2", 5), Record("msg_1", b"z", 1, "conv_1", 7)])
     assert one.members("", "conv_1", -1, 2)[0] == ["msg_1", "msg_2"]
     assert one.members("", "conv_2", -1, 2)[0] == ["msg_0"]
@@ -173,7 +174,7 @@ def test_a_hostile_tenant_loses_its_own_longest_unused_alone(
     found = one.get("hostile", [f"resp_{n}" for n in range(40)])
     assert list(found) == [f"resp_{n}" for n in range(30, 40)]
     assert one.get("other", ["resp_o"]) == {"resp_o": Copy(Record("resp_o", b"keep"), 0)}
-    # What is brought again makes no room of what was used since.
+    # An upload of a record with an older time of use evicts no newer record.
     one.put("hostile", [Record("older", bytes(100_000))], used_ms=now - 5000)
     assert len(one.get("hostile", ["older", *found])) == 10
     sizes = at_shared_redis.hgetall("conversations:{.hostile}:sizes")
@@ -261,7 +262,7 @@ def test_what_somebody_else_put_there_is_left_alone(
 
 
 def _settle(at_redis: redis.Redis, look: PollResult) -> None:
-    """As if nothing had happened for long."""
+    """Make Redis look as if nothing had happened for a long time."""
     at_redis.mset({_SINCE: look.state.epoch - 10_000, f"{_ALL}kept": look.state.seen + 10**6})
 
 
@@ -293,7 +294,7 @@ def test_another_server_that_is_behind_is_told_by_any_who_has_seen_more(
         known = one.poll(first.state).state
         assert one.poll(known).settled
         at_shared_redis.mset({f"{_ALL}seen": known.seen - behind, f"{_ALL}run": "another"})
-        # Whoever has seen nothing of it comes first.
+        # The first poll comes from a process that has never seen the old server.
         assert not one.poll(RedisState()).settled
         now = one.poll(known)
         assert not now.settled
@@ -316,7 +317,7 @@ def test_all_gateways_that_anybody_knows_have_to_bring_what_they_have(
     _settle(at_shared_redis, look)
     assert one.poll(known).settled
     assert not one.poll(known, "a", "open").settled
-    # What was refused meanwhile is not taken for brought, nor what was brought in another epoch.
+    # A report is ignored if a write was refused after it, or if it names another epoch.
     before = one.poll(known, "a")
     said = one.poll(known, "a", "dirty")
     assert not one.poll(known, "a", "whole", (known.epoch, before.dirty)).settled
@@ -329,7 +330,7 @@ def test_all_gateways_that_anybody_knows_have_to_bring_what_they_have(
     for name, is_settled in (("a", False), ("b", True)):
         told = (empty.state.epoch, 0)
         assert one.poll(empty.state, name, "whole", told).settled == is_settled
-    # One that has not been heard of for long is given up, and not remembered for ever.
+    # A gateway that has not polled for long is given up, and later removed.
     gone = b"1 %d" % (_now() - GATEWAY_TIMEOUT_MS - 1000)
     at_shared_redis.hset("conversations:{all}:gateways", mapping={"c": gone, "d": b"garbage"})
     assert one.poll(empty.state).settled

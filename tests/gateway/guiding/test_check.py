@@ -1,4 +1,4 @@
-"""Guides are compiled once, in turn, in a process that may die of them; verdicts are kept."""
+"""Guides for guided decoding are compiled once, in a process that a bad guide may kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.stopped import stop
 
 WITHIN_S = 60.0
 _seen: set[int] = set()
-"""Compilers that were, by their numbers."""
+"""Process ids of all compilers that have run."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def guides() -> AsyncIterator[GuideCheck]:
 def _compilers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # one that has just ended
+        with suppress(psutil.NoSuchProcess):  # the process may have just ended
             if "guides.worker" in child.cmdline():
                 found.append(child)
                 _seen.add(child.pid)
@@ -48,7 +48,7 @@ def _compilers() -> list[psutil.Process]:
 
 
 def _unreaped() -> set[int]:
-    """Children that have ended, and that nobody has waited for."""
+    """Return the process ids of children that have ended but were not waited for."""
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -72,14 +72,14 @@ def regex(text: str, tenant: str = "a", **more: Any) -> Options:
 
 
 async def _stopped() -> psutil.Process:
-    """The compiler, which does nothing until it is resumed."""
+    """Stop the compiler until it is resumed. Return its process."""
     compiler = await _compiler()
     stop(compiler)
     return compiler
 
 
 async def _given(compiler: psutil.Process) -> None:
-    """Until the next guide lies before a compiler that is stopped."""
+    """Wait until a guide is in the input pipe of a stopped compiler."""
     stdin = os.open(f"/proc/{compiler.pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
     try:
         deadline = time.monotonic() + WITHIN_S
@@ -109,7 +109,7 @@ async def test_each_guide_is_compiled_once(guides: GuideCheck) -> None:
     await guides.check(regex("a+"), "xgrammar")
     said = await refused(guides, regex("("))
     assert said.startswith("structured_outputs: cannot be enforced: ")
-    # Stopped, it could answer nothing that is not known.
+    # The compiler is stopped, so only cached results can be returned.
     await _stopped()
     await guides.check(regex("a+", tenant="b"), "xgrammar")
     assert await refused(guides, regex("(", tenant="b")) == said
@@ -130,12 +130,12 @@ async def test_the_engine_is_given_what_it_enforces_of_a_schema(
 ) -> None:
     bounds = [{"type": "integer"}, {"minimum": 3}]
     written = Guide("json_schema", '{"type":"integer","minimum":3}')
-    for _ in range(2):  # compiled, and known
+    for _ in range(2):  # compiled, then from the cache
         found = await guides.check(schema({"allOf": bounds}), "xgrammar")
         assert found.params.guide == written
     given = schema({"allOf": bounds}, guides="unchecked")
     assert await guides.check(given, "xgrammar") is given
-    # Of texts no more is kept than so much: the first one has to be compiled again.
+    # The cache has a limit on text, so the first guide must be compiled again.
     monkeypatch.setattr("gateway.guiding.check._MAX_VERDICT_CHARS", len(written.text))
     await guides.check(schema({"type": "integer", "title": "y"}), "xgrammar")
     await _stopped()
@@ -158,9 +158,9 @@ async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
     compiler.send_signal(died)
     compiler.resume()
     said = await asked
-    assert await behind == said  # though its own compiler would have lived
+    assert await behind == said  # the same guide gets the same error
     assert "too much time or memory" in said
-    await guides.check(regex("good"), "xgrammar")  # by another process
+    await guides.check(regex("good"), "xgrammar")  # compiled by a new process
     assert await refused(guides, regex("bad")) == said
 
 
@@ -173,7 +173,7 @@ async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
     asked = asyncio.create_task(guides.check(regex("good"), "xgrammar"))
     await _given(compiler)
     compiler.send_signal(died)
-    with suppress(psutil.NoSuchProcess):  # nothing stops SIGKILL
+    with suppress(psutil.NoSuchProcess):  # SIGKILL ends even a stopped process
         compiler.resume()
     with pytest.raises(Overloaded, match="try again"):
         await asked
@@ -183,7 +183,7 @@ async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
 async def test_a_compiler_is_told_no_secrets_of_the_gateway(
     guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It works on what strangers wrote."""
+    """The compiler processes untrusted guides, so its environment must not have secrets."""
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", "a secret")
     await guides.check(regex("a"), "xgrammar")
     assert set((await _compiler()).environ()) <= {"PYTHONPATH", "LC_CTYPE"}
@@ -220,7 +220,7 @@ async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideC
     await asyncio.gather(one, *many)
     assert ended.index("one") <= 2
     assert "flood5" not in ended
-    # What was left was not compiled either: it has to be, now.
+    # The cancelled guide was not compiled, so a new request must have it compiled.
     await _stopped()
     late = asyncio.create_task(ask("flood5", "flood"))
     done, _ = await asyncio.wait([late], timeout=0.2)
@@ -277,14 +277,14 @@ async def test_a_looser_guide_does_where_the_first_cannot_be_enforced(guides: Gu
     assert found.params.guide == good
     with pytest.raises(InvalidRequest, match="type: found 'foo'"):
         await guides.check(replace(options, looser_guide=bad), "xgrammar")
-    # One that can be enforced is.
+    # A first guide that can be enforced is used.
     options = replace(options, params=GenerationParams(guide=good), looser_guide=bad)
     assert (await guides.check(options, "xgrammar")).params.guide == good
 
 
 @pytest.fixture
 def odd() -> Options:
-    """A schema that is best effort, of 40 properties of which none can be enforced."""
+    """Return options with a best-effort schema of 40 properties that cannot be enforced."""
     names = [f"{n}\r\n, é" * 40 for n in range(10, 50)]
     text = json.dumps({"properties": {name: {"uniqueItems": True} for name in names}})
     guide = Guide("json_schema", text, (("$", "response_format.schema"),))
@@ -293,7 +293,7 @@ def odd() -> Options:
 
 
 async def test_what_is_left_out_is_bounded(guides: GuideCheck, odd: Options) -> None:
-    for _ in range(2):  # compiled, then kept
+    for _ in range(2):  # compiled, then from the cache
         found = (await guides.check(odd, "xgrammar")).unenforced
         assert (len(found.names), found.more) == (16, 24)
         assert all(name.startswith("response_format.schema.properties[") for name in found.names)
@@ -312,7 +312,7 @@ async def test_a_verdict_is_of_one_degree_of_effort(guides: GuideCheck, odd: Opt
 
 
 async def test_what_is_not_checked_is_the_looser_guide(guides: GuideCheck) -> None:
-    """A schema that nobody was promised could end all requests of an engine."""
+    """An unchecked schema could crash an engine, so a looser guide replaces it if there is one."""
     bad, good = Guide("json_schema", '{"type":"foo"}'), Guide("json_schema", '{"type":"null"}')
     trusted = Caller(guides="unchecked")
     params = GenerationParams(guide=bad)
@@ -339,7 +339,7 @@ async def test_tools_beside_a_format_are_at_fault_where_each_part_is_fine(
 
 
 def _of_tools(whole: str, many: int) -> tuple[Options, list[int]]:
-    """With a last part that alone is wrong; and how many parts were asked for, each time."""
+    """Return options whose last guide part is wrong, and a list that records reads of the parts."""
     asked: list[int] = []
 
     def parts() -> list[tuple[Guide, str]]:

@@ -24,7 +24,7 @@ class Connected(asyncio.Protocol):
 
 
 class Listening:
-    """A uvloop server with connections that wait, and a clock that the test sets."""
+    """A uvloop server with waiting connections and a simulated clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,7 +46,7 @@ class Listening:
             server = await loop.create_server(take, sock=listener)
             try:
                 yield backlog
-            finally:  # what stays open keeps uvloop from ending
+            finally:  # open connections keep uvloop from ending
                 backlog.close()
                 server.close()
                 for transport in self.made:
@@ -58,7 +58,7 @@ class Listening:
         return Connected(self.made)
 
     async def turn(self, seconds: float) -> int:
-        """Return how many connections one turn of so many seconds takes."""
+        """Return how many connections one turn of the loop accepts. The turn lasts `seconds`."""
         before = len(self.made)
         self.now += seconds
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What an ASGI application says becomes HTTP, or an end that nobody takes for an answer."""
+"""Conversion of an ASGI application's messages to HTTP, or to an error if they are invalid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 async def connected(
     app: App,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, ServerState]]:
-    """A client of a server that has nothing but `app`."""
+    """Yield the reader and writer of a client, and the state of a server that runs `app`."""
     state, loop = ServerState(), asyncio.get_running_loop()
 
     def protocol() -> HttpProtocol:
@@ -54,7 +54,7 @@ async def connected(
 
 
 async def _asked(app: App, request: bytes = GET) -> bytes:
-    """All that comes until the server closes."""
+    """Send a request. Return all bytes until the server closes the connection."""
     async with connected(app) as (reader, writer, _), asyncio.timeout(60):
         writer.write(request)
         return await reader.read()
@@ -92,9 +92,9 @@ NONE_IN_HTTP = {
 @pytest.mark.parametrize("name", NONE_IN_HTTP)
 @pytest.mark.parametrize("request_", [GET, GET.replace(b"GET", b"HEAD")])
 async def test_what_is_no_answer_in_http_is_an_error(name: str, request_: bytes) -> None:
-    """A whole one, where the client was told nothing; else it would ask again, or for ever wait."""
+    """An invalid answer becomes a complete 500. A partial one would make clients retry or hang."""
     if request_ != GET and name in ("longer", "shorter"):
-        return  # what an answer without a body says of its length may be anything
+        return  # an answer without a body may announce any length
     told = await _asked(NONE_IN_HTTP[name], request_)
     head, _, body = told.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 500 ")
@@ -113,7 +113,7 @@ async def test_messages_that_are_none_of_an_answer() -> None:
 
 
 async def test_where_an_answer_ends_is_not_for_the_application_to_say() -> None:
-    """As ASGI has it: a coding is the server's, names are in lower case whoever made them."""
+    """The server sets the transfer coding and sends names in lower case, as ASGI demands."""
     said = (b"Content-Length", b"4"), (b"Transfer-Encoding", b"gzip"), (b"X-A", b"b")
     told = await _asked(_saying(*said, (b"Connection", b"Close"), pieces=[b"four"]))
     first, *lines = told.split(b"\r\n")
@@ -184,7 +184,7 @@ async def test_spaces_behind_a_value_are_none_of_it() -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_a_last_answer_before_the_body_is_not_lost(version: bytes, whole: bool) -> None:
-    """A connection that is closed with data unread is reset, and what it sent last thrown away."""
+    """The server delays the close, because a close with unread data would lose the answer."""
     size = 20_000_000
 
     async def app(scope: Any, receive: Any, send: Send) -> None:
@@ -272,7 +272,7 @@ async def test_nothing_behind_the_last_body_is_read() -> None:
 
 
 async def test_a_client_that_leaves_with_its_body_unread_is_seen_to_leave() -> None:
-    """Who is not read from cannot be; so reading stops only where more of the body is to come."""
+    """The server notices a disconnect only while it reads, so it reads on after a complete body."""
     gone = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Send) -> None:
@@ -298,7 +298,7 @@ async def test_no_answer_is_an_error_in_the_envelope() -> None:
 
 
 async def test_what_the_connection_answers_itself_says_what_every_answer_says() -> None:
-    """The request's id above all: a log has it."""
+    """Errors that the connection itself sends have the common headers, such as the request id."""
 
     async def app(scope: Any, receive: Any, send: Send) -> None:
         scope["extensions"][EXCHANGE].headers.append((b"x-request-id", b"mine"))

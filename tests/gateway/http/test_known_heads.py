@@ -1,4 +1,4 @@
-"""Refused requests whose heads are known are not parsed, and nobody can tell from the answers."""
+"""Refused requests with a remembered head are not parsed, but get the same answers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_heads_are_bounded_and_those_of_one_request_are_not_kept() -> None:
 
 
 class Flood:
-    """A gate that refuses every request but those of one key, and notes what it is asked."""
+    """A gate that refuses all requests except those of the key `calm`, and records its calls."""
 
     waiting = 1
 
@@ -185,7 +185,7 @@ REQUESTS = [
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Requests, most of them the same, some damaged; read one by one, joined or cut."""
+    """Draw requests, mostly equal ones and some damaged ones, each alone, joined or split."""
     pieces: list[bytes] = []
     for _ in range(draw(st.integers(1, 12))):
         data = draw(st.one_of(st.just(REQUESTS[0]), st.sampled_from(REQUESTS)))
@@ -204,7 +204,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 def _told(written: bytes) -> bytes:
-    """Return the answers, without the ids that are drawn for each."""
+    """Return the answers without their random request ids."""
     lines = written.split(b"\r\n")
     return b"\r\n".join([line for line in lines if not line.startswith(b"x-request-id")])
 
@@ -230,7 +230,7 @@ async def test_a_repeated_head_is_parsed_twice_and_no_more() -> None:
 
 
 async def test_a_client_that_takes_no_answers_is_given_no_more() -> None:
-    """Else each of its requests would add to what is kept for it."""
+    """The connection is closed, because unread answers would pile up in the server's memory."""
     flood, begun = Flood(), list[int]()
     gate = StartGate(flood, flood)  # type: ignore[arg-type]
     protocol = HttpProtocol(

@@ -1,4 +1,4 @@
-"""The body of a request that offers another protocol is read as if it made no offer."""
+"""Requests that offer an upgrade to another protocol are read like those without the offer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELDS = {b"connection", b"upgrade"}
 
 
 class Events:
-    """All that is told, but for the offer; what comes in pieces is put together."""
+    """Events of the parser, without the headers of the offer, and with pieces joined."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""A port that is taken."""
+"""Start of a gateway whose port is already in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.refused_start import refusals
 
 
 def test_it_is_told_in_a_line_before_anything_is_loaded(tmp_path: Path) -> None:
-    """There is no tokenizer either, which is found out when it is loaded."""
+    """The tokenizer is missing, too, but the gateway checks the port before it loads anything."""
     common = {"port": 0, "redis_url": "redis://127.0.0.1:1", "tokenizer_dir": tmp_path}
     cases = [("port", 1), ("port", 2), ("admin_port", 1)]
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,4 +1,4 @@
-"""Below the application: headers without end, and bytes that are not HTTP."""
+"""Requests that never reach the application: endless headers, and bytes that are not HTTP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import answers, connect, receive_all
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
-# Some reads of the server's: what comes in the same read as a request's start is not counted.
+# Number of pieces, enough for several reads: the read with the start of a request does not count.
 MUCH = 40
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def _sent(stack: Stack, *pieces: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the first answer to raw bytes."""
+    """Send raw bytes. Return the status, headers and body of the first answer."""
     url = urlsplit(stack.gateway)
     assert url.hostname is not None
     with socket.create_connection((url.hostname, url.port or 80), timeout=60) as connection:

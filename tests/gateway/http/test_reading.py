@@ -1,6 +1,6 @@
-"""However its bytes are cut, a request is read as one, as another reader of HTTP reads it, or not.
+"""Reading of requests: any split of the bytes gives the same request as h11 reads, or an error.
 
-The socket is stood in for, so that thousands of requests a second arrive in given pieces.
+A fake transport replaces the socket, so thousands of requests a second arrive in given pieces.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WHOLE = [LENGTH, CHUNKED, GET, OLD, OFFER, WAITS, HEAD, GET + CHUNKED, CHUNKED +
 
 
 class Reading:
-    """What became of bytes: what the application was asked, and what came back."""
+    """The requests that the application received, and the bytes that the server wrote."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ class Reading:
         await send({"type": "http.response.body", "body": told})
 
     async def of(self, pieces: list[bytes], *, at_once: bool) -> Reading:
-        """`at_once`: no answer is made between the pieces."""
+        """Send the pieces. If `at_once`, the application does not run between the pieces."""
         state = ServerState()
         protocol = HttpProtocol(
             uvicorn.Config(self.app),
@@ -80,7 +80,7 @@ class Reading:
 
     @property
     def told(self) -> bytes:
-        """Without what is drawn for each request."""
+        """The written bytes, without the random request ids."""
         lines = self.wire.written.split(b"\r\n")
         return b"\r\n".join(line for line in lines if not line.startswith(b"x-request-id: "))
 
@@ -96,7 +96,7 @@ def _read(pieces: list[bytes], *, at_once: bool) -> Reading:
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """A whole request, or two, or one with something odd in it."""
+    """Draw one or two complete requests, possibly with damaged bytes."""
     data = draw(st.sampled_from(WHOLE))
     for _ in range(draw(st.integers(0, 3))):
         begin = draw(st.integers(0, len(data)))
@@ -123,7 +123,7 @@ def test_cuts_change_nothing(data: bytes, cuts: list[int]) -> None:
 @given(requests(), CUTS)
 @scale_examples(4)
 def test_pauses_change_nothing_of_what_comes_first(data: bytes, cuts: list[int]) -> None:
-    """What comes behind a request is read when that has been answered, and not before."""
+    """Later requests are read after the answer to the first one, so only the first must agree."""
     whole, pieces = _read([data], at_once=True), _read(_cut(data, cuts), at_once=False)
     assert len(whole.asked) <= 1
     assert whole.asked == pieces.asked[: len(whole.asked)]
@@ -139,7 +139,7 @@ def test_another_reader_of_it_understands_the_same(data: bytes) -> None:
 
 
 def _others(data: bytes) -> dict[str, Any] | None:
-    """What h11 makes of the first request; None where that takes it for none, or not whole."""
+    """Return the first request as h11 reads it, or None if it is invalid or incomplete for h11."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(data)
     body, head = b"", None
@@ -154,7 +154,7 @@ def _others(data: bytes) -> dict[str, Any] | None:
     except h11.RemoteProtocolError:
         return None
     assert head is not None
-    # A path may begin with two slashes.
+    # Add a host, as urlsplit would take the start of a path with two slashes for the host.
     target = urlsplit(b"//x" + head.target if head.target.startswith(b"/") else head.target)
     return {
         "method": head.method.decode(),

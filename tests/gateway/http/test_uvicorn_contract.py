@@ -1,4 +1,4 @@
-"""uvicorn still is what we build on where its documentation promises nothing."""
+"""Undocumented parts of uvicorn that the gateway uses: they must still exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes on one port."""
+"""Several worker processes on one port."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _workers(gateway: GatewayProcess) -> list[psutil.Process]:
 
 
 def _wait_both_ready(gateway: GatewayProcess) -> None:
-    """Any one of them answers for the gateway as soon as it is ready."""
+    """Wait for both workers, because the gateway answers as soon as one worker is ready."""
     deadline = time.monotonic() + HANGS_AFTER_S
     while metric(gateway.url + "/metrics", "gateway_engine_ready") < 2:
         assert time.monotonic() < deadline, gateway.text
@@ -54,7 +54,7 @@ def test_metrics_are_those_of_all_workers(gateway: GatewayProcess) -> None:
     _wait_both_ready(gateway)
     for _ in range(40):
         _ask(gateway)
-    # One that has no turn for a while is missing on its sibling's page.
+    # A worker that gets no CPU for a while is missing on the other worker's page, so repeat.
     deadline = time.monotonic() + HANGS_AFTER_S
     while 'worker="1"' not in (
         page := httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S).text
@@ -80,7 +80,7 @@ def test_a_worker_that_dies_is_replaced(gateway: GatewayProcess) -> None:
 
 
 def test_workers_are_forked_from_a_process_without_other_threads(gateway: GatewayProcess) -> None:
-    """What another thread held at that moment would be held in the worker for ever."""
+    """A lock that another thread held during the fork would stay locked in the worker."""
     assert psutil.Process(gateway.process.pid).num_threads() == 1
 
 
@@ -133,7 +133,7 @@ sys.exit(Workers(1, [], Path(sys.argv[1]), lambda worker: 0).run())
 
 
 def test_a_signal_while_a_workers_end_is_noted(tmp_path: Path) -> None:
-    """Its number is nobody's any more, and multiprocessing does not know that yet."""
+    """The worker has no process id any more, and multiprocessing does not know that yet."""
     command = [sys.executable, "-c", _REAPED_AS_THE_SIGNAL_COMES, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, timeout=HANGS_AFTER_S, check=False)
     assert ended.returncode == 0, ended.stderr.decode()

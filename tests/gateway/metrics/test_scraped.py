@@ -1,4 +1,4 @@
-"""What is read when Prometheus asks is what is so then, under its own name."""
+"""Metrics whose values are read at the moment of a scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted without locks is exported as prometheus_client exports its own metrics."""
+"""Metrics counted without locks are exported exactly like those of prometheus_client."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gateway.metrics.tallies import Histograms, Level, Tallies
 
 BOUNDS = (0.1, 0.25, 1, 30)
-# On a bound, below the first, between, beyond the last.
+# Seconds on a bound, below the first, between two bounds, and above the last.
 SECONDS = (0.1, 0.05, 0.2, 0.25, 0.3, 30, 31.5)
 
 
 def _exported(registry: CollectorRegistry) -> list[str]:
-    """Without when something was created, which ours do not tell, and which is no sample."""
+    """Return the exported lines without `_created` times, which only prometheus_client writes."""
     lines = generate_latest(registry).decode().splitlines()
     return [line for line in lines if "_created" not in line]
 

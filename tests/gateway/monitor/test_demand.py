@@ -1,4 +1,4 @@
-"""What is asked in a minute: what came in the last one, by the clock."""
+"""Requests and tokens of each tenant in the last minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP_S = 10.0
 
 @pytest.fixture
 def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets so many seconds pass."""
+    """Return a function that advances the clock by a number of seconds."""
     now = 1000.0
 
     def go_on(seconds: float) -> None:
@@ -27,7 +27,7 @@ def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def _minute(of: TenantDemand, pass_s: Callable[[float], None], *, asked: bool) -> None:
-    """Six steps, each with 5 requests of 20 tokens, two of them for an adapter, where `asked`."""
+    """Pass six steps. If `asked`, each has 5 requests of 20 tokens, two of them for an adapter."""
     for _ in range(6):
         if asked:
             of.requests["a"] += 5
@@ -38,7 +38,7 @@ def _minute(of: TenantDemand, pass_s: Callable[[float], None], *, asked: bool) -
 
 
 def test_the_first_seconds_are_not_taken_for_a_minute(pass_s: Callable[[float], None]) -> None:
-    """Ten requests at a start are not sixty a minute, and nobody who asked nothing is named."""
+    """Ten requests at the start count as ten a minute. Tenants without requests are omitted."""
     asked = TenantDemand()
     asked.requests["quiet"] = 0
     pass_s(STEP_S)
@@ -57,7 +57,7 @@ def test_a_minute_is_the_last_one(pass_s: Callable[[float], None]) -> None:
 
 
 def test_steps_that_came_late_make_it_no_more(pass_s: Callable[[float], None]) -> None:
-    """What came in two minutes is told as what came in one of them."""
+    """If a step comes after two minutes, half of the requests count for the last minute."""
     asked = TenantDemand()
     asked.requests["a"] += 30
     pass_s(120)

@@ -1,4 +1,4 @@
-"""The last hour: what is in a step, that it is bounded, and percentiles of several processes."""
+"""History of the last hour: its steps, its bounded length, and percentiles of several processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_sleep_that_ends_a_moment_early_leaves_no_gap() -> None:
         history.step(now, running_tokens=0, uploads=0, queue=0)
     begun = [point.at for point in history.points]
     assert begun == [NOW - 5, NOW + 5, NOW + 15]
-    # Nor is there a second step of a moment, which would take the place of the first.
+    # Both moments wait for the same end of a step, so no step is recorded twice.
     for now in (NOW + 14.9999, NOW + 15.0001):
         assert now + until_step_ends(now) == NOW + 25
 
@@ -59,5 +59,5 @@ def test_percentiles_of_two_processes_are_those_of_all() -> None:
         found = percentile_ms(classes, share)
         assert found is not None
         assert abs(found / (100 * share) - 1) < 0.03
-    assert len(classes) < 80  # classes, and not values
+    assert len(classes) < 80  # number of classes, not of values
     assert percentile_ms({}, 0.5) is None

@@ -1,4 +1,4 @@
-"""What is kept of requests that ended: a minute, for whose they were, never without bound."""
+"""Table of ended requests: stored for a minute, for their own tenant, in bounded number."""
 
 from __future__ import annotations
 

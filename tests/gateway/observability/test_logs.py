@@ -1,4 +1,4 @@
-"""What a gateway writes about its requests, and what it must never write."""
+"""Log lines about requests, and secrets that must never be logged."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_line_of_text(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_line_that_cannot_be_written(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: LogFormat
 ) -> None:
-    """It is lost, and nothing else: a full disk must fail no request."""
+    """The line is lost, but logging raises no error: a full disk must not fail a request."""
     configure_logging("info", form)
     with open("/dev/full", "wb") as full:
         monkeypatch.setattr("gateway.observability.logs._STDERR", full.fileno())
@@ -128,7 +128,7 @@ async def test_an_error_behind_the_headers_is_in_the_line(
 
 @pytest.mark.token_mode_only("asks with token ids")
 def test_a_whole_run(stack: Stack, tmp_path: Path, form: LogFormat) -> None:
-    """Against the real engine, at the level that says most; no secret in any line."""
+    """Requests to the real engine, logged at level debug, leave no secret in any line."""
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY))
     adapter = "acme/zh"
     settings = {
@@ -192,7 +192,7 @@ def test_a_whole_run(stack: Stack, tmp_path: Path, form: LogFormat) -> None:
 
 
 def test_an_audit_line_is_one_line(capfd: pytest.CaptureFixture[str], form: LogFormat) -> None:
-    """Whatever an admin calls an adapter, and whatever the level."""
+    """Line breaks in a name are escaped, and the log level does not hide audit lines."""
     configure_logging("error", form)
     audit = Audit("sha256:12345678")
     with (

@@ -1,4 +1,4 @@
-"""Traces from HTTP through to Triton, read by a collector of our own."""
+"""Traces from HTTP through to Triton, received by a test collector."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """It answers, however late: no gateway ends before it has sent what it has."""
+    """Yield a collector. The long flush limit makes gateways send all spans before they end."""
     monkeypatch.setattr("gateway.observability.tracing._FLUSH_S", 60.0)
     with collecting() as collector:
         yield collector
@@ -65,7 +65,7 @@ async def test_a_request_and_its_attempt(
         )
         assert response.status_code == 200
         assert (await client.get("/health/ready")).status_code == 200
-    # What is left is sent before the gateway ends; probes are not traced.
+    # The gateway sends remaining spans before it ends. Health probes are not traced.
     attempt, server = sorted(collector.spans, key=lambda span: -span.kind)
     assert set(collector.paths) == {"/v1/traces"}
     assert (server.kind, server.name) == (SERVER, "POST /v1/completions")
@@ -133,10 +133,10 @@ async def test_a_trace_begins_here_without_a_caller(folder: Path, collector: Col
     assert server.parent_id == ""
     assert len(attempts) == 3
     assert {span.parent_id for span in attempts} == {server.span_id}
-    # Without the flags, of which newer SDKs set one that says that the id is random.
+    # Compare without the flags: newer SDKs set a flag that says that the trace id is random.
     asked = {metadata["traceparent"][:52] for metadata in servicer.metadata}
     assert asked == {f"00-{server.trace_id}-{span.span_id}" for span in attempts}
-    # Whoever asks writes the URL.
+    # The client chose the URL, so the span must not contain it.
     assert unmatched.name == "GET unmatched"
     assert "private" not in str(unmatched)
 
@@ -210,7 +210,7 @@ async def test_a_client_that_leaves_is_no_error(
 async def test_a_collector_that_never_answers_costs_the_spans_alone(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The exporter would wait 10 s; the gateway ends before that, and says what it left."""
+    """The exporter would wait 10 s. The gateway ends earlier and logs that spans are lost."""
     tracing_log = "gateway.observability.tracing"
     caplog.set_level(logging.WARNING, tracing_log)
     servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
@@ -262,7 +262,7 @@ def test_without_traces_their_module_is_not_loaded() -> None:
 
 
 def test_packages_that_are_missing(tmp_path: Path) -> None:
-    """As where only the API is installed, which others bring along."""
+    """OpenTelemetry's API may be installed without the exporter, as a dependency of others."""
     hides = "import sys; sys.modules['opentelemetry.exporter'] = None"
     (tmp_path / "sitecustomize.py").write_text(hides)
     env = {
@@ -281,7 +281,7 @@ def test_packages_that_are_missing(tmp_path: Path) -> None:
 
 @contextmanager
 def _traced_triton(folder: Path, collector: Collector) -> Iterator[str]:
-    """A real tritonserver with its own traces on, sent to the same collector."""
+    """Run a real tritonserver that sends its own traces to the same collector."""
     engine = synthetic.build(folder / "engine", vocab_size=256, tokens=[60])
     parameters = {name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name}
     parameters |= {"engine_dir": str(engine), "tokenizer_dir": str(folder)}
@@ -306,7 +306,7 @@ async def test_triton_goes_on_with_the_trace(
     with _traced_triton(folder, collector) as endpoint:
         async with running(folder, endpoint, **settings) as (client, _, _):
             async with asyncio.timeout(120):
-                # Triton 2.51 loses the spans of some requests, and the context of some others.
+                # Repeat, as Triton 2.51 loses the spans of some requests and the context of others.
                 while not (found := _inferences(collector)):
                     answer = await client.post("/v1/completions", json=BODY, headers=HEADERS)
                     assert answer.status_code == 200, answer.text
@@ -316,6 +316,6 @@ async def test_triton_goes_on_with_the_trace(
 
 
 def _inferences(collector: Collector) -> list[Span]:
-    """Triton's requests in the caller's trace."""
+    """Return the spans of Triton's requests in the caller's trace."""
     spans = [span for span in collector.of("triton") if span.name == "InferRequest"]
     return [span for span in spans if span.trace_id == TRACE]

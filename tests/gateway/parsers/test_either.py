@@ -1,4 +1,4 @@
-"""Tools beside a format: what the guide allows, and how an answer is told from calls."""
+"""Tools combined with a response format: the guide, and parsing of answers and calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STRICT = '{"name": "g", "arguments": {"n": 1}}'
         ({"type": "object"}, None),
         ({"$ref": "#/$defs/A", "$defs": {"A": NAMED}}, None),
         ({"type": ["object", "array"]}, None),
-        # No schemas: who compiles guides says what is wrong with them.
+        # Invalid schemas: the guide's compiler reports the error.
         (TITLE | {"required": None}, None),
         (TITLE | {"required": [["a"]]}, Either(may_have_name=False)),
         (TITLE | {"properties": 5}, None),
@@ -111,7 +111,8 @@ def test_a_schema_that_refers_elsewhere_is_refused_by_name() -> None:
         ('{"name": "f", "arguments": {"a"', [("f", '{"a"')], ""),
         ('{"name": "get_wea', [], ""),
         ('{"na', [], '{"na'),
-        # What calls of some forms have besides, answers have as their own.
+        # `id` and `type` occur in some tool call formats, but in an answer they are ordinary
+        # properties.
         ('{"id": "a", "type": "b', [], '{"id": "a", "type": "b'),
         (f'[{CALL}, {{"name": "g', [("f", '{"a": [1]}')], ""),
     ],
@@ -129,7 +130,7 @@ def test_what_came_is_told_by_how_it_begins(
         (CALL, [("f", '{"a": [1]}')], ""),
         ('{"name": "f", "age": 3}', [], '{"name": "f", "age": 3}'),
         ('{"name": "f"}', [], '{"name": "f"}'),
-        # Cut: it may be an answer.
+        # Cut text may still be an answer.
         ('{"name": "f", "a', [], '{"name": "f", "a'),
         (f'[{CALL}, {{"name": "g", "a', [("f", '{"a": [1]}')], ""),
     ],
@@ -142,7 +143,7 @@ def test_an_answer_may_have_a_name_too(
 
 
 def test_many_tools_fit() -> None:
-    """What stands twice, or is counted, stands there by reference."""
+    """The guide refers to repeated schemas by `$ref`, so that it stays below the size limit."""
     place = {"type": "object", "properties": {name: {"type": "string"} for name in "abc"}}
     many = {f"f{n}": place for n in range(150)}
     guide = either_schema(TITLE, many, list(many), parallel=True)
@@ -151,7 +152,7 @@ def test_many_tools_fit() -> None:
 
 
 def test_an_answer_comes_while_it_is_written() -> None:
-    """It is held no longer than until its first name is known."""
+    """The parser holds the answer back only until it has read the first property name."""
     parser = Either(may_have_name=False).parser()
     assert parser.parse('{"tit') == []
     [event] = parser.parse('le": "a')

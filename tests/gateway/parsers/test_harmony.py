@@ -1,4 +1,4 @@
-"""Harmony's channels, cut anywhere: reasoning, calls and content, and no marker in any of them."""
+"""The Harmony parser with text split anywhere: reasoning, calls and content, without markers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parts = list[tuple[str, str]]
 
 
 def _read(pieces: Iterable[str], prompt: str = TURN, *, calls: bool = True) -> Parts:
-    """(kind, text) of what was read, neighbours of a kind joined; a call is followed by its own."""
+    """Return (kind, text) pairs. Neighbours of one kind are joined; arguments follow their call."""
     parser = HarmonyParser(read_open_header(prompt), calls=calls)
     events = [event for piece in pieces for event in parser.parse(piece)] + parser.finish()
     parts: Parts = []
@@ -39,7 +39,7 @@ def _read(pieces: Iterable[str], prompt: str = TURN, *, calls: bool = True) -> P
 
 
 GOLDEN: dict[str, Parts] = {
-    # As openai/harmony's description of the form has them.
+    # Examples of openai/harmony's format description
     f"{ANALYSIS}Simple.<|end|><|start|>assistant{FINAL}2 + 2 = 4.<|return|>": [
         ("reasoning", "Simple."),
         ("content", "2 + 2 = 4."),
@@ -54,7 +54,7 @@ GOLDEN: dict[str, Parts] = {
         ("call", "f"),
         ("arguments", "{}"),
     ],
-    # The recipient beside the role, as the chat template writes it.
+    # The recipient beside the role, where the chat template writes it
     ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>': [
         ("call", "f"),
         ("arguments", '{"a": 1}'),
@@ -63,7 +63,7 @@ GOLDEN: dict[str, Parts] = {
         ("call", "f"),
         ("arguments", "{}"),
     ],
-    # Functions without arguments, of several calls, of a tool that gpt-oss was trained with.
+    # Calls without arguments, several calls, and a built-in tool that gpt-oss was trained with
     f"{CALL}<|end|><|start|>assistant to=functions.g<|channel|>commentary<|message|><|call|>": [
         ("call", "f"),
         ("arguments", "{}"),
@@ -74,12 +74,13 @@ GOLDEN: dict[str, Parts] = {
         ("call", "python"),
         ("arguments", "1+1"),
     ],
-    # Messages of one kind.
+    # Several messages of one kind
     f"{ANALYSIS}a<|end|><|start|>assistant{ANALYSIS}<|end|><|start|>assistant{ANALYSIS}b": [
         ("reasoning", "a\nb"),
     ],
     f"<|channel|>commentary<|message|>a<|end|>\n<|start|>assistant{FINAL}b": [("content", "a\nb")],
-    # Cut: in a text, in a marker (which was none then), in a header, in a call.
+    # Text cut in a message, in an unfinished marker (which then is text), in a header, and in a
+    # call
     f"{ANALYSIS}a b": [("reasoning", "a b")],
     f"{FINAL}a <|en": [("content", "a <|en")],
     "<|channel|>anal": [],
@@ -88,7 +89,7 @@ GOLDEN: dict[str, Parts] = {
     "<|channel|>commentary t": [],
     f'{CALL}{{"a": [': [("call", "f"), ("arguments", '{"a": [')],
     CALL: [],
-    # Not as it should be: no channels, others, no header, markers that are forgotten or too many.
+    # Malformed text: no channels, unknown channels, no header, missing or repeated markers
     "Yes.": [("content", "Yes.")],
     "to be": [("content", "to be")],
     "to=x": [("content", "to=x")],
@@ -124,7 +125,7 @@ def test_channels(text: str) -> None:
             ("content", "4"),
         ]),
         (f"{TURN}<|channel|>analysis", f"<|message|>a<|end|>{TURN}{FINAL}4", GOLDEN_OPEN),
-        # An answer that is continued, and a prompt that leaves the turn to the model.
+        # A continued answer, and a prompt that does not open the assistant's message
         (f"{TURN}{FINAL}It is", " 4", [("content", " 4")]),
         (f"{TURN}{FINAL}It is 4<|return|>", f"{TURN}{FINAL}5", [("content", "5")]),
         ("no form at all", "4", [("content", "4")]),
@@ -191,7 +192,7 @@ def test_no_word_is_lost(thought: str, plan: str, answer: str) -> None:
     "unit", ["a ", "<", "<|", "\n", "<|channel|>", "<|start|>", "to=", "<|message|>a<|end|>"]
 )
 def test_time_is_linear(unit: str) -> None:
-    """Of text that comes a few characters at a time."""
+    """Parsing text in chunks of four characters takes linear time."""
 
     def cpu_s(characters: int) -> float:
         text = unit * (characters // len(unit))
@@ -205,5 +206,5 @@ def test_time_is_linear(unit: str) -> None:
             best = min(best, time.process_time() - began)
         return best
 
-    # Four times as long; were it quadratic, sixteen times.
+    # Four times the text takes about four times as long. Quadratic time would be 16 times.
     assert cpu_s(160_000) < 8 * cpu_s(40_000)

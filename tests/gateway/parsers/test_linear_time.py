@@ -1,4 +1,4 @@
-"""Answers of models are read in a time that grows as their text does, whatever a model writes."""
+"""Parsing time of the tool call parsers, which grows linearly with any text."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tests.support.slow_texts import (
     read_time,
 )
 
-# CPU seconds of the search for each form. `python -m tests.support.slow_texts` searches longer.
+# CPU seconds to search slow texts per parser. `python -m tests.support.slow_texts` searches longer.
 _SEARCH_S = 0.2
 _MAX_GROWTH = 5
-"""How much longer four times the text may take."""
+"""Upper limit of the time ratio between a text and one a quarter as long."""
 _MAX_CHAR_S = 15e-6
 _RUNS = 10
 
 _MAX_DEPTH_COST = 3
-"""How much longer a string may take within brackets."""
+"""Upper limit of the time ratio between a string within 31 brackets and one outside."""
 
-# What searches have found in earlier releases.
+# Slow texts that searches found in earlier releases
 _QUOTES_IN_A_VALUE = SlowText(((("[f(a=x",), 0), (("x'",), 1)))
 _QUOTES_AFTER_BRACKETS = SlowText(((("[f(a=", "r<", "["), 0), (("'",), 1)))
 _DECIMALS = SlowText(((("[f(a=[",), 0), (("1.5,",), 1)))
 
 
 def _check(name: str, text: SlowText, chars: int) -> None:
-    """Assert the bounds. Of several runs the shortest counts: others have the machine, too."""
+    """Assert the time limits for the fastest of several runs, as other processes slow some runs."""
     form = message_forms()[name]
     short, long = text.of_length(LONG_CHARS // 4), text.of_length(LONG_CHARS)
     few = many = math.inf

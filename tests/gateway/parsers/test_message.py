@@ -1,4 +1,4 @@
-"""Reasoning, content and calls of one choice, put together."""
+"""`MessageReader`, which splits the text of a choice into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_only_the_first_call_is_kept_where_parallel_ones_are_forbidden() -> None
 
 @pytest.mark.parametrize("following", ["", CALL, "So"])
 def test_a_call_ends_once_and_before_what_follows(following: str) -> None:
-    """Only what the text ends with is cut with it."""
+    """A cut of the text affects only the call at its end. Earlier calls are complete."""
     form = MessageForm(tools="hermes", custom=["f"])
     reader = MessageReader(form)
     events = [*reader.read(CALL.replace('{"x": 1}', '{"x": NaN}') + following)]

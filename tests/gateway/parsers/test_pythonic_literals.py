@@ -1,4 +1,4 @@
-"""Values in Python's notation, as the pythonic form has them."""
+"""Python literals in the arguments of pythonic tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning and content, cut anywhere."""
+"""`ReasoningSplitter`, which splits text into reasoning and content, for text chunked anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Events = list[Reasoning | Content]
 
 
 def _split(text: list[str], **options: object) -> tuple[str, str]:
-    """Reasoning and content; all reasoning must come before any content."""
+    """Return (reasoning, content). Assert that all reasoning precedes the content."""
     splitter = ReasoningSplitter(**options)  # type: ignore[arg-type]
     events: Events = [event for piece in text for event in splitter.split(piece)]
     events += splitter.finish()
@@ -97,7 +97,7 @@ def test_whitespace_alone_takes_time_that_is_linear() -> None:
     start = time.process_time()
     assert not any(splitter.split(blank) for _ in range(20_000))
     cost = time.process_time() - start
-    # 0.02 s; each time from the beginning it was 10 s.
+    # This takes 0.02 s. A scan from the beginning for each chunk took 10 s.
     assert cost < 1
     assert splitter.split("x") == [Content(blank * 20_000 + "x")]
 
@@ -120,7 +120,7 @@ def test_tags_can_be_others(tags: Tags) -> None:
             TAGS["granite"],
         ),
         ("{{ content.split('◁/think▷')[-1] }}", TAGS["kimi"]),
-        # Phi-4-reasoning tells the model of them in its system prompt.
+        # Phi-4-reasoning describes its tags in the system prompt.
         ("the specified format: <think> {Thought section} </think> {Solution section}.", THINK),
         ("{{ message['content'] }}", None),
     ],

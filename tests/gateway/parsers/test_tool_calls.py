@@ -1,4 +1,4 @@
-"""Tool calls in text, case by case for each form."""
+"""Tool calls in text: examples for each format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SECOND: list[Event] = [CallStart(1, "g"), CallArguments(1, "{}")]
 
 
 def _parser(form: str) -> ToolParser:
-    """`text` is a form with types, whose function has a parameter `s` that is a string."""
+    """Return a parser for the format.
+
+    `text` stands for `qwen3_coder` with typed parameters `s` and `n`.
+    """
     if form == "text":
         functions = {"f": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}}
         return PARSERS["qwen3_coder"](functions)
@@ -191,7 +194,7 @@ def test_what_only_looks_like_a_call_is_content_unchanged(form: str, text: str) 
     ],
 )  # fmt: skip
 def test_a_call_that_is_cut_stays_cut(form: str, text: str, events: list[Event]) -> None:
-    """The markup of a call whose arguments have not begun is no content."""
+    """A call cut before its arguments is dropped: its markup does not become content."""
     assert parse_pieces(partial(_parser, form), text, cut=True) == events
 
 
@@ -226,7 +229,7 @@ def test_a_closing_tag_closes_a_value_only_before_the_next_tag(
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     [(name, arguments)] = calls_of(parse_pieces(partial(PARSERS[form], STRING), *pieces))
     assert (name, json.loads(arguments)) == ("f", {"s": value})
-    # Neither the model's end behind a closing tag, nor another call, needs the closing tags.
+    # The call is complete if the text ends after the closing tag, or if another call follows.
     for last in ("", end[: end.index(">") + 1], f"{end}\n{text}"):
         events = parse_pieces(partial(PARSERS[form], STRING), f"{before}{value}{behind}{last}")
         assert {arguments for _, arguments in calls_of(events)} == {arguments}
@@ -341,7 +344,7 @@ def test_four_times_the_text_takes_four_times_the_time(form: Form) -> None:
     unit = " ".join((*markers, *(marker[:-1] for marker in markers)))
     text = unit * (8_000 // len(unit))
     once, four = (min(_seconds(form, text * n) for _ in range(3)) for n in (1, 4))
-    # Quadratic, it would be 16.
+    # Quadratic time would be 16 times.
     assert four < 9 * once
 
 
@@ -379,5 +382,5 @@ def test_long_and_deep_text_takes_time_in_proportion(form: str, text: str) -> No
     for position in range(0, len(text), 4):
         parser.parse(text[position : position + 4])
     parser.finish()
-    # About 0.5 us a character; quadratic, it would be minutes.
+    # A character costs about 0.5 us. Quadratic time would take minutes.
     assert time.process_time() - start < 10e-6 * len(text)

@@ -1,4 +1,4 @@
-"""Which form a template has, ids that fit it, and the guides of forced choices."""
+"""Tool call formats: detection from chat templates, call ids, and guides of forced tool choices."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from gateway.parsers.tools.ids import TemplateIds, new_id
             '"arguments" <|tool_response|>',
             "granite",
         ),
-        # Phi-4-mini: as published, with calls, and vLLM's
+        # Phi-4-mini: the published template, one with calls, and that of vLLM
         (
             "{{ '<|' + message['role'] + '|>' + '<|tool|>' + tools + '<|/tool|>' }}",
             "phi4_mini_json",
@@ -87,7 +87,7 @@ from gateway.parsers.tools.ids import TemplateIds, new_id
             'JSON list formatted as functools[{"name": [function name], "arguments"',
             "phi4_mini_json",
         ),
-        # Qwen3-Coder, GLM-4.5: others within the same tags
+        # Qwen3-Coder, GLM-4.5: the tags of Hermes around another format
         ("{{- '<tool_call>\\n<function=' + name + '>' }} \"arguments\"", "qwen3_coder"),
         ("{{ '<tool_call>' + name }}<arg_key>{{ k }}</arg_key> \"arguments\"", "glm45"),
         # DeepSeek-V3 and R1, V3.1
@@ -104,10 +104,10 @@ from gateway.parsers.tools.ids import TemplateIds, new_id
         # MiniMax-M1 and M2
         ('<tool_calls>\\n{"name": <tool-name>, "arguments": <args-json-object>}\\n...', "minimax"),
         ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
-        # Others still: Seed-OSS, LFM2
+        # Formats without a parser: Seed-OSS, LFM2
         ("{{ '<seed:tool_call>\\n<function=' + name + '>' }}", None),
         ("{{ '<|tool_call_start|>[' + name + '(' }}", None),
-        # Without tools: Phi-3, Zephyr, ChatML
+        # Templates without tools: Phi-3, Zephyr, ChatML
         ("{{'<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n'}}", None),
         ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),
         ("", None),
@@ -150,7 +150,7 @@ def test_kimis_ids_name_the_function_and_count_the_conversations_calls() -> None
         "functions.g:1",
         "functions.f:0",
     ]
-    # Some clients count anew in each turn.
+    # Some clients start a new count in each assistant message.
     assert ids.of_call("call_a", "f") == "functions.f:2"
     assert ids.of_answer("call_a") == "functions.f:2"
     assert ids.of_answer("nobody's") == "nobody's"
@@ -202,7 +202,7 @@ def test_the_guide_of_a_required_choice_holds_every_function() -> None:
         found[name] = _resolve(guide, call["properties"]["arguments"]["$ref"])
     assert list(found) == ["weather", "tree", "time"]
     assert found["time"] == {"type": "object", "properties": {}, "additionalProperties": False}
-    # References lead where they led before.
+    # References still lead to the same schemas.
     assert "$id" not in found["weather"]
     weather = found["weather"]["properties"]
     assert _resolve(guide, weather["unit"]["$ref"]) == UNIT
@@ -211,7 +211,7 @@ def test_the_guide_of_a_required_choice_holds_every_function() -> None:
         _resolve(guide, found["tree"]["properties"]["children"]["items"]["$ref"]) == (found["tree"])
     )
     assert len(list(_references(guide))) == 5
-    # The request's own schema is left alone.
+    # The request's own schema is not modified.
     assert WEATHER["$id"]
 
 

@@ -1,6 +1,7 @@
-"""Texts as each form's model writes them, after published chat templates, and what they mean.
+"""Golden files of tool calls as each model writes them, and the parsed message.
 
-`tests/data/tool_forms` has a file for each form: `text` by lines, the message it is.
+`tests/data/tool_forms` has one file for each format, derived from published chat templates. `text`
+is a list of lines.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def test_each_form_is_read_wherever_it_is_cut(form: Any, case: dict[str, Any]) -
     assert parse_pieces(maker, *text) == whole
     for size in range(1, len(text), 3):
         assert parse_pieces(maker, text[:size], text[size:]) == whole
-    # What is out stays out.
+    # After each character, the calls emitted so far are a prefix of the complete calls.
     parser, events = maker(), []
     for char in text:
         events += parser.parse(char)

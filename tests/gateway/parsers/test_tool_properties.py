@@ -1,4 +1,4 @@
-"""Tool calls in any text, cut anywhere: nothing is lost, and what was written comes back."""
+"""Property tests of the tool call parsers with random text and chunks: no character is lost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.support.tool_calls import (
 
 pytestmark = pytest.mark.slow
 
-# What is drawn costs more than all forms that read it, so each example is for all of them.
+# Generating an example costs more than parsing it with every format, so each example tests all.
 many_examples = scale_examples(2)
 
-# ---- Cut anywhere
+# ---- Random chunk sizes
 
 TAGS = [marker for form in PARSERS.values() for marker in form.markers]
 FRAGMENTS = (
@@ -51,7 +51,7 @@ def test_the_result_does_not_depend_on_the_cuts(text: str, sizes: list[int]) -> 
     for form, maker in MAKERS.items():
         whole = parse_pieces(maker, text)
         assert parse_pieces(maker, *split_text(text, sizes)) == whole, form
-        # A forced call that was cut before its name is nothing to show.
+        # A forced call that was cut before its name gives no content.
         if not calls_of(whole) and not (
             form in ("required", "named", "either", "either, named")
             and text.lstrip().startswith(("[", "{"))
@@ -77,7 +77,7 @@ def test_what_is_out_is_never_taken_back(text: str, data: st.DataObject) -> None
                 assert longer.text.startswith(last.text), form
 
 
-# ---- What templates make of calls comes back
+# ---- Calls written by chat templates are parsed back
 
 names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_-]{0,12}", fullmatch=True)
 plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

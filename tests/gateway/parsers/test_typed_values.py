@@ -1,4 +1,4 @@
-"""The types that a schema gives to values that stand as text."""
+"""Typed values of tool call arguments that a model writes as plain text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_types_of_a_parameter(schema: Any, types: set[str]) -> None:
     [
         (lambda: {"anyOf": [{"enum": [n]} for n in range(50_000)]}, {"integer", "number"}),
         (lambda: {"anyOf": [{"enum": [0] * 1_000} for _ in range(1_000)]}, {"integer", "number"}),
-        # What is no schema counts as a part of one, and so does each type of a list.
+        # Invalid schemas and the types in a list count against the size limit, too.
         (lambda: {"anyOf": [0] * 1_000_000}, set()),
         (lambda: {"type": ["string"] * 1_000_000}, {"string"}),
         (lambda: {"enum": ["a"] * 1_000_000}, {"string"}),
@@ -57,12 +57,13 @@ def test_a_huge_schema_costs_no_more_than_a_large_one(
     schema = make()
     assert types_of({"properties": {"p": schema}}, "p") == types
     large = {"anyOf": [{"enum": [n]} for n in range(1_000)]}
-    # All of it would be 18 times as much and more. A ratio: another test may slow this process.
+    # Reading the huge schema completely would take 18 times as long or more. Compare a ratio, as
+    # other tests may slow this process.
     assert _seconds(schema) < 6 * _seconds(large)
 
 
 def _seconds(schema: Any) -> float:
-    """CPU time of this thread, the least of five."""
+    """Return the least CPU time of this thread over five runs, in seconds."""
     found = []
     for _ in range(5):
         start = time.thread_time()
@@ -103,7 +104,7 @@ def test_a_schema_without_parameters_says_nothing(parameters: Any) -> None:
         ("['a']", "string array", ["a"]),
         ("['a']", "string object", "['a']"),
         ("['a']", "", "['a']"),
-        # No literals.
+        # Not literals
         ("[p, q]", "array", "[p, q]"),
         ("['a', 1.2.3]", "array", "['a', 1.2.3]"),
         ("['a', 1+2]", "array", "['a', 1+2]"),
@@ -117,11 +118,11 @@ def test_a_schema_without_parameters_says_nothing(parameters: Any) -> None:
         ("NaN", "number", "NaN"),
         ("", "object", ""),
         ("[" * 100_000, "array", "[" * 100_000),
-        # Of any type: JSON, where it is that.
+        # No declared type: the value is JSON if it parses as JSON.
         ("3", "", 3),
         ('"a"', "", "a"),
         ("a", "", "a"),
-        # A string or another.
+        # A string or one other type
         ("3", "string integer", 3),
         ("3", "string null", "3"),
         ("None", "string null", None),
@@ -135,7 +136,7 @@ def test_values(text: str, types: str, value: Any) -> None:
 
 
 def test_the_time_of_a_literal_is_bounded() -> None:
-    """Values are read in the event loop."""
+    """The event loop parses values, so one value must not block it for long."""
     units = ["'a', ", "1, ", "'\\", '"', "[", "1", "1.", "'a' ", "\\"]
     for text in [
         f"['a', {unit * (size // len(unit))}]" for unit in units for size in (16_000, 2**20)

@@ -1,4 +1,4 @@
-"""An answer goes on at another replica when its own fails, wherever that is: nobody can tell."""
+"""Failover of an answer: another replica continues at any token, and the client sees one answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_what_is_sampled_goes_on_by_another_seed_and_says_so(tmp_path: Pat
             assert (choice["text"], choice["continued"]) == (TEXT, True)
             assert numbers(it.first.requests[-1], "random_seed", "Q") == [7]
             seeds.add(numbers(it.other.requests[0], "random_seed", "Q")[0])
-        # The same request goes on alike.
+        # The same request always resumes with the same new seed.
         assert len(seeds) == 1
         assert seeds != {7}
 
@@ -103,7 +103,7 @@ async def test_at_the_limit_nobody_is_asked_for_more(tmp_path: Path) -> None:
 
 
 async def test_behind_the_last_token_nobody_is_asked_for_more(tmp_path: Path) -> None:
-    """An engine ends at a stop id that it has given; that it was the end is what got lost."""
+    """The engine sent a stop id but failed before it reported the end. The answer is complete."""
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
         answer = await it.ask(stop_token_ids=[it.ids[2]], **GREEDY)
@@ -183,7 +183,7 @@ def test_what_is_left_of_a_generation() -> None:
         assert rest.params == replace(whole.params, min_tokens=min_tokens, usage=False)
         assert (set(rest.forms), rest.text) == (kinds, None)
     going.ids.append(4)
-    assert going.remaining(failed=True) is None  # nothing is left
+    assert going.remaining(failed=True) is None  # no tokens are left
     going.ids.pop()
     going.resume(rest, failed=True)
     assert going.remaining(failed=True) is None

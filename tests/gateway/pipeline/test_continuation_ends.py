@@ -1,4 +1,4 @@
-"""An answer that is on its way to another replica has one end too, and leaves nothing behind."""
+"""Ends of an answer during failover: the answer ends once, and all its resources are released."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_the_client_leaves_while_another_begins(tmp_path: Path) -> None:
 
 
 async def test_what_was_cut_short_while_another_begins_is_whole(tmp_path: Path) -> None:
-    """Its tenant's minute was over; then nobody has to answer any more."""
+    """A token limit cuts the answer short during failover. The answer ends with `length`."""
     clock, sink = EventClock(), DeltaCollector(1)
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
@@ -85,7 +85,7 @@ async def test_what_was_cut_short_while_another_begins_is_whole(tmp_path: Path) 
 
 
 async def test_a_message_is_read_on(tmp_path: Path) -> None:
-    """Reasoning, content and calls, wherever the first has stopped, as if it had not."""
+    """Reasoning, content and tool calls are the same wherever the first replica has failed."""
     text = '<think>hé</think>ok<tool_call>{"name": "f", "arguments": {"a": "ü"}}</tool_call>'
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     save_tokenizer(tmp_path)
@@ -127,10 +127,10 @@ async def _message(it: Pair, body: dict[str, Any], *, stream: bool) -> dict[str,
 
 
 async def test_where_the_others_queue_is_full_it_waits(tmp_path: Path) -> None:
-    """All streams of the one that has failed come there at once."""
+    """The other replica may be full, as all streams of the failed replica move there at once."""
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
-        it.other.fault, it.other.step = "error", 0  # that its queue is full
+        it.other.fault, it.other.step = "error", 0  # the error of a full queue
         asked = asyncio.create_task(it.ask(**GREEDY))
         async with asyncio.timeout(60):
             while it.other.reached < 2:
@@ -153,7 +153,7 @@ async def test_where_the_others_queue_is_full_it_waits(tmp_path: Path) -> None:
 async def test_one_that_is_about_to_be_back_is_waited_for(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By who has a first token, and by who has none."""
+    """Requests wait for a replica to recover, whether or not they have a first token."""
     monkeypatch.setattr("gateway.scheduling.replicas._RECOVERY_WAIT_S", 60.0)
     save_tokenizer(tmp_path)
     ids, config = ids_of(tmp_path, TEXT), tmp_path / "c.yaml"
@@ -185,7 +185,7 @@ async def test_stop_strings_and_what_is_held_back_for_them(tmp_path: Path, strea
 
 
 class Poisoned(FakeTriton):
-    """Its engine dies of every request, at the first token and behind it in turn."""
+    """A Triton whose engine dies of each request, alternately before and after the first token."""
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         self.step = len(self.requests) % 2
@@ -194,8 +194,10 @@ class Poisoned(FakeTriton):
 
 
 class OneBreaksThenAnother(FakeTriton):
-    """The first request loses its engine at the fourth token, where it goes on it meets one that is
-    broken, and the third has what is left."""
+    """A Triton that fails the first request at the fourth token and the second at once.
+
+    The third request gets the remaining tokens.
+    """
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         faults: list[Fault | None] = ["abort", "error", None]
@@ -211,7 +213,7 @@ class OneBreaksThenAnother(FakeTriton):
 async def fleet(
     folder: Path, engine: FakeTriton, count: int, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """So many replicas of one script."""
+    """Run a gateway with `count` replicas, all served by `engine`. Yield a client."""
     config = folder / "c.yaml"
     async with AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(engine)) for _ in range(count)]
@@ -243,5 +245,5 @@ async def test_a_request_that_kills_engines_at_any_token_has_few_of_them(tmp_pat
     async with fleet(tmp_path, engine, 8, continuations=9) as client:
         body = {"model": "m", "prompt": "x", "max_tokens": 40}
         assert (await client.post("/v1/completions", json=body)).status_code == 503
-        # The first, third and fifth before they answered.
+        # The first, third and fifth request failed before their first token.
         assert len(engine.requests) == 5

@@ -1,4 +1,4 @@
-"""What runs on a replica that is drained goes on elsewhere, and that costs no answer."""
+"""Answers of a drained replica move to another replica, and none is lost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ async def until(met: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def begun(folder: Path, **asked: Any) -> AsyncIterator[tuple[Pair, asyncio.Task[Any]]]:
-    """An answer has its first two tokens of the first replica, which waits with the third."""
+    """Start an answer whose first replica has sent two tokens and holds back the third."""
     async with pair(folder, replica_drain_grace=GRACE_S) as it:
         await it.breaks("slow", 2)
         task = asyncio.create_task(it.ask(**(asked or GREEDY)))
         await until(lambda: it.first.reached)
-        # What it still says is heard; another goes on behind that.
+        # The gateway still reads the third token. The other replica continues after it.
         it.other.tokens = it.ids[3:]
         yield it, task
 
@@ -59,7 +59,7 @@ async def test_a_drained_replica_sends_its_streams_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", ["", "CUDA runtime error", "Maximum queue size of 1 has been"])
 async def test_where_the_other_fails_it_goes_back(tmp_path: Path, error: str) -> None:
-    """The one that is drained works, so to have left it must end nothing."""
+    """The drained replica still works, so the answer returns there if the other replica fails."""
     async with begun(tmp_path) as (it, asked):
         it.other.fault, it.other.step, it.other.error = ("error" if error else "abort"), 0, error
         it.first.tokens = it.ids[3:]
@@ -82,7 +82,7 @@ async def test_nobody_is_sent_to_what_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_who_had_nowhere_to_go_looks_again(tmp_path: Path) -> None:
-    """The replica that is to follow may be there later than the grace is over."""
+    """An answer moves even to a replica that is added after the drain's grace period."""
     text = "x" * 60
     async with pair(tmp_path, text, replica_drain_grace=GRACE_S) as it:
         it.configure(0)
@@ -96,13 +96,13 @@ async def test_who_had_nowhere_to_go_looks_again(tmp_path: Path) -> None:
         await until(lambda: it.other.requests)
         prompt = len(numbers(it.other.requests[0], "input_ids"))
         answer = (await asked).json()
-        # The other one gives all of its tokens, whatever it is asked for.
+        # The fake engine sends all its tokens, however many are requested.
         assert len(answer["choices"][0]["text"]) == prompt - 3 + 60
         assert metric_of(it.service, CONTINUED, cause="drained") == 1
 
 
 async def test_what_is_named_again_keeps_its_streams(tmp_path: Path) -> None:
-    """A name server may forget an address for a moment."""
+    """A replica whose address is missing in DNS for a moment keeps its streams."""
     async with begun(tmp_path) as (it, asked):
         old = it.replica(0)
         it.configure(1)

@@ -1,7 +1,7 @@
-"""The engine breaks at step k, for every k until a run is not touched by it: always one clear end.
+"""Engine faults at each step of an answer: every request has one end, an answer or a clear error.
 
-And after each: the permits are back, the engine was told to stop where it still listens, and the
-request is in the usage log once.
+After each request, all permits are free again, an engine that still listens was asked to stop, and
+the usage log has the request once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEADLINE_S = 20.0
 
 @dataclass
 class Case:
-    """A gateway that has room for one request, before an engine that answers TEXT."""
+    """A gateway with slots for one request, and a fake engine that answers `TEXT`."""
 
     engine: FakeTriton
     client: httpx.AsyncClient
@@ -45,7 +45,7 @@ class Case:
     choices: int = 1
 
     async def ask(self, *, stream: bool) -> httpx.Response:
-        """The engine may stall; the request's deadline comes once it has with all choices."""
+        """Send a request. If the engine stalls, pass the deadline once all choices have stalled."""
         asked = self.client.post("/v1/completions", json=self.body(stream=stream), timeout=None)
         if self.engine.fault != "stall":
             return await asked
@@ -63,7 +63,7 @@ class Case:
         )
 
     async def wait_settled(self, requests: int) -> None:
-        """Until nothing runs, every permit is back and `requests` are in the log, once each."""
+        """Wait until nothing runs, permits are free, and the log has `requests` unique entries."""
         deadline = time.monotonic() + WITHIN_S
         while (
             self.service.admission.in_flight
@@ -77,7 +77,7 @@ class Case:
         assert len(self.records()) == len({r["id"] for r in self.records()}) == requests
 
     async def ask_again(self) -> None:
-        """The engine is well again, and so is the answer: the one place of this tenant is free."""
+        """Assert that a request without a fault succeeds, so the tenant's only slot is free."""
         fault, self.engine.fault = self.engine.fault, None
         answer = await self.client.post("/v1/completions", json=self.body(stream=False))
         self.engine.fault = fault
@@ -94,15 +94,15 @@ async def case(folder: Path, fault: Fault, choices: int = 1) -> AsyncIterator[Ca
     log = folder / "usage.jsonl"
     config = write_config(folder / "c.yaml", tenant("acme", KEY, concurrent_requests=choices))
     settings = {"config": config, "usage_log": log, "queue_timeout": 1}
-    # The deadline comes before the first comment, and before idle connections are closed.
+    # The deadline comes before the first keep-alive and before idle connections are closed.
     settings |= {"request_timeout": DEADLINE_S, "keep_alive": 60}
-    # All choices run at once, so that none waits for a place while the engine stalls.
+    # All choices run at once, so that none waits for a slot while the engine stalls.
     settings |= {"max_in_flight": choices, "tenant_share": 1}
     async with serving(engine) as endpoint, running(folder, endpoint, **settings) as started:
         client, service, _ = started
         client.headers.update(HEADERS)
         with pytest.MonkeyPatch.context() as patch:
-            # A busy machine may take longer to end what was stopped than until that is said again.
+            # Do not repeat stop requests, as a busy machine may be slower than the first repeat.
             patch.setattr("gateway.triton.stop_requests._PAUSES_S", ())
             yield Case(engine, client, service, log, clock, choices)
 
@@ -155,7 +155,7 @@ async def test_one_end_whatever_breaks_wherever(
         if fault == "stall":
             assert metric_of(it.service, "gateway_stops_total", reason="timeout") == len(stalled)
         stops = it.engine.stops
-    # Closed, the gateway has nothing left to say. Only who still listens is told, and once.
+    # The gateway is closed, so all stop requests were sent. Each open stream got only one.
     if fault == "stall" or choices == 1:
         assert sorted(stops) == sorted(stalled)
     else:
@@ -173,8 +173,8 @@ async def test_a_client_that_leaves_at_every_step(
             leaver = asyncio.create_task(
                 it.client.post("/v1/completions", json=it.body(stream=stream))
             )
-            # Until the engine has given all that it will give to each choice, and the gateway has
-            # read it: the answer to a later question on the same connection has come.
+            # Wait until the engine has sent all tokens before the stall, and the gateway has read
+            # them: the answer to `refresh` follows the tokens on the same connection.
             while it.engine.reached < choices:
                 await asyncio.sleep(0.01)
             for replica in it.service.replicas:
@@ -200,7 +200,7 @@ _CODES = {
 
 
 def _breaks(fault: Fault, step: int) -> bool:
-    """A lost or doubled token cannot be told from any other; a lost end can."""
+    """Return True if the gateway can detect the fault: it cannot detect a lost or doubled token."""
     return fault != "duplicate" and not (fault == "drop" and step < len(TEXT) - 1)
 
 
@@ -214,7 +214,7 @@ def _text(fault: Fault, step: int, reached: bool) -> str:
 def _read(
     answer: httpx.Response, choices: int, *, whole: bool
 ) -> tuple[str | None, dict[int, str]]:
-    """The error's code and the texts. There is one end: the error, or each choice's finish."""
+    """Return the error's code or None, and the texts. Assert that the answer has only one end."""
     if whole or answer.status_code != 200:
         parsed = answer.json()
         if answer.status_code != 200:

@@ -1,4 +1,4 @@
-"""Engines that are late, silent, or away: deadlines, shutdown, keep-alives and what is logged."""
+"""Engines that are late, silent or unavailable: deadlines, shutdown, keep-alives and logs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream
 
 
 class Slow:
-    """A sink that wants a pause after each delta; the one after `late` lasts an hour of `clock`."""
+    """A sink that pauses after each delta. An hour of `clock` passes after the text `late`."""
 
     def __init__(self, clock: EventClock | None = None, late: str = "") -> None:
         self.deltas: list[TextDelta] = []
@@ -85,7 +85,7 @@ class Slow:
 
 
 async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -> None:
-    """It ends the request, not whatever the consumer is doing just then."""
+    """The deadline ends the request, but does not interrupt the consumer's current pause."""
     sink = Slow(EventClock(), late=TEXT[:4])
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=4)
     async with (
@@ -95,13 +95,13 @@ async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -
         batch = await prepare(service, ["x"], Options(seed=1), chat=False)
         with pytest.raises(RequestTimeout):
             await generate(service, RequestContext("test"), batch, sink)
-        # What arrived while it was busy has been given to it in one piece.
+        # Tokens that arrived while the consumer was busy were delivered, too.
         assert sink.text == TEXT[:4]
         assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
 
 
 class Untaken(Slow):
-    """A sink of which nobody takes the end of the answer before its deadline."""
+    """A sink whose client does not read the end of the answer before the deadline."""
 
     async def drain(self, by: float | None = None) -> None:
         if self.deltas and self.deltas[-1].finish is not None:
@@ -176,7 +176,7 @@ async def test_no_fault_no_stop(tokenizer_dir: Path) -> None:
 async def test_new_requests_wait_a_moment_for_a_replica_that_was_just_lost(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another worker's look may have found it serving meanwhile."""
+    """A failed poll may be a brief outage, so requests wait for the next polls."""
     monkeypatch.setattr(replicas, "_RECOVERY_WAIT_S", PATIENCE_S)
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with (
@@ -186,16 +186,16 @@ async def test_new_requests_wait_a_moment_for_a_replica_that_was_just_lost(
         body = {"model": "m", "prompt": "x"}
         [replica] = service.replicas
         servicer.deaf = True
-        while not servicer.unanswered:  # a look that began before would find it serving
+        while not servicer.unanswered:  # a poll that began earlier would succeed
             await asyncio.sleep(0.01)
         replica.engine._mark_lost("one look failed")
         asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)]
-        while servicer.unanswered < 2:  # the next look finds nothing, either
+        while servicer.unanswered < 2:  # the next poll fails, too
             assert not any(task.done() for task in asked)
             await asyncio.sleep(0.01)
         servicer.deaf = False
         assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
-        # One that has been away for longer is not waited for.
+        # Requests do not wait for a replica that has been lost for longer.
         servicer.deaf = True
         replica.engine._mark_lost("one look failed")
         replica.engine.lost_at -= PATIENCE_S
@@ -258,7 +258,7 @@ async def test_a_request_on_its_way_when_the_server_ends_is_answered(tokenizer_d
         server.should_exit = True
         while not service.replicas.draining:
             await asyncio.sleep(0)
-        # Sent on the connection that was idle when the server closed what is idle.
+        # This request uses a connection that was idle when the server closed its idle connections.
         answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
         assert answer.json()["choices"][0]["text"] == TEXT
         assert answer.headers["connection"] == "close"
@@ -269,7 +269,7 @@ async def test_a_request_on_its_way_when_the_server_ends_is_answered(tokenizer_d
 async def test_a_mistake_in_the_background_ends_the_server(
     tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else it would go on with what it last knew, and nobody would notice."""
+    """The server must not continue unnoticed with an outdated configuration."""
     config = write_config(tokenizer_dir / "c.yaml", tenant("acme", "sk-acme-key"))
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with (
@@ -321,7 +321,7 @@ async def test_a_slow_first_token_keeps_the_line_and_the_decoder(
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_first_token_without_text_sends_nothing(tokenizer_dir: Path, n: int) -> None:
-    """Half a character is no frame; headers come with the first one that is."""
+    """Half a character makes no SSE event. Headers are sent with the first event that has text."""
     text = "\u00e9x"
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, text), fault=None, step=0)
     async with (
@@ -337,7 +337,7 @@ async def test_a_first_token_without_text_sends_nothing(tokenizer_dir: Path, n: 
 
 
 async def test_who_follows_a_response_is_kept_waiting_with_comments(tokenizer_dir: Path) -> None:
-    """Its first events may be long there before the next ones."""
+    """Keep-alive comments are sent while the followed response has no new events."""
     words = {"eos_token": "!", "chat_template": "{{ messages[0].content }}"}
     (tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(words))
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="slow", step=0)
@@ -352,7 +352,7 @@ async def test_who_follows_a_response_is_kept_waiting_with_comments(tokenizer_di
                 data += piece
                 if data.partition(b"event: ")[2].count(b": keep-alive") == 2:
                     servicer.released.set()
-        # A busy machine may let another comment in before the stream is closed.
+        # On a busy machine, another comment may come before the stream is closed.
         assert (
             b"event: response.completed"
             in data.partition(b"event: ")[2].split(b": keep-alive", 2)[2]
@@ -368,7 +368,7 @@ async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> Non
     ):
         body = {"model": "m", "prompt": "x", "stream": True}
         async with client.stream("POST", "/v1/completions", json=body, timeout=None) as response:
-            clock.leap(3600)  # headers have come, with a keep-alive
+            clock.leap(3600)  # the headers came with a keep-alive
             text = (await response.aread()).decode()
         assert response.status_code == 200
         assert '"code":"timeout"' in text
@@ -413,7 +413,7 @@ async def test_an_answered_request_waits_for_no_collector(
             for _ in range(3):
                 body = {"model": "m", "prompt": "x", "stream": stream}
                 await client.post("/v1/completions", json=body)
-            # The connection keeps what it has of its last request.
+            # A connection references its last request until the next one, so send one more request.
             await client.get("/health/live")
             gc.collect()
             cyclic = [type(found) for found in gc.garbage if isinstance(found, _OF_A_REQUEST)]

@@ -1,4 +1,4 @@
-"""Requests that ask much of the gateway itself: the event loop goes on with everybody's streams."""
+"""Requests that cost the gateway much CPU: the event loop must keep serving other streams."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def _spent(work: Callable[[], Any]) -> float:
-    """Seconds of CPU."""
+    """Return the CPU seconds that `work` takes in this thread."""
     began = time.thread_time()
     work()
     return time.thread_time() - began
@@ -43,7 +43,7 @@ def _spent(work: Callable[[], Any]) -> float:
 
 @asynccontextmanager
 async def _longest() -> AsyncIterator[Callable[[], float]]:
-    """Yield the CPU seconds of the loop's longest round so far.
+    """Yield a function that returns the CPU seconds of the loop's longest iteration so far.
 
     Garbage collection is off: its time depends on what earlier tests of the process have left.
     """
@@ -80,7 +80,7 @@ async def _gateway(
 
 
 async def _ask(client: httpx.AsyncClient, path: str, **fields: Any) -> tuple[httpx.Response, float]:
-    """The answer, and the longest that the loop has stood."""
+    """Return the answer, and the CPU seconds of the event loop's longest iteration meanwhile."""
     content = orjson.dumps({"model": "m", "max_tokens": 1} | fields)
     async with _longest() as longest:
         answer = await client.post(path, content=content)
@@ -88,7 +88,7 @@ async def _ask(client: httpx.AsyncClient, path: str, **fields: Any) -> tuple[htt
 
 
 async def test_a_text_that_is_a_guide_is_read_off_the_loop(tmp_path: Path) -> None:
-    """One with a key twice, which is looked for in Python."""
+    """The search for duplicate keys is slow Python code, so it runs in a thread."""
     text = "[" + '{"a":1},' * 50_000 + '{"a":1,"a":2}]'
 
     def read() -> None:
@@ -134,7 +134,7 @@ async def test_many_ids_are_looked_at_off_the_loop(tmp_path: Path, fields: dict[
 
 @asynccontextmanager
 async def _rounds() -> AsyncIterator[Callable[[], int]]:
-    """Yield the number of rounds of the loop so far."""
+    """Yield a function that returns the number of the event loop's iterations so far."""
     rounds = 0
 
     async def count() -> None:
@@ -153,7 +153,7 @@ async def _rounds() -> AsyncIterator[Callable[[], int]]:
 async def test_between_two_short_prompts_others_have_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last of them is too long."""
+    """Each prompt is checked in its own iteration of the event loop. The last one is too long."""
     prompts = ["x" * INLINE_CHARS] * 127 + ["x" * 2 * INLINE_CHARS]
     async with (
         _gateway(tmp_path, max_seq_len=INLINE_CHARS + 2) as (client, _),
@@ -199,7 +199,7 @@ async def test_ids_that_are_cut_off_may_be_anything(tmp_path: Path, side: str, k
 
 
 class _Watched:
-    """A tokenizer; `threads` are those in which it has encoded words or decoded a long prompt."""
+    """A tokenizer that records the threads in which it encodes text or decodes a long prompt."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -232,7 +232,7 @@ async def test_a_long_echo_is_decoded_off_the_loop(tmp_path: Path) -> None:
 
 
 class _TextTriton(FakeTriton):
-    """One whose model takes text, and words to be biased."""
+    """A Triton whose model takes text prompts, and biased tokens as words."""
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         answer = await super().ModelConfig(request, context)
@@ -263,7 +263,7 @@ async def test_many_biased_tokens_become_words_off_the_loop(
         (request,) = engine.requests
         place = [tensor.name for tensor in request.inputs].index("embedding_bias_words")
         assert list(request.inputs[place].shape) == [1, tokens]
-        # What the tokenizer puts before a text is asked for at once.
+        # The main thread only asks for the special tokens that the tokenizer puts before a text.
         assert watched.threads == {"MainThread", *threads}
 
 
@@ -271,7 +271,7 @@ async def test_many_biased_tokens_become_words_off_the_loop(
 async def test_many_words_are_tokenized_off_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """And few are at once: a thread takes longer to begin."""
+    """Few words are tokenized on the event loop, because starting a thread takes longer."""
     monkeypatch.setitem(INPUTS, "INT32", (*INPUTS["INT32"], "bad_words_list"))
     long = ["x" * (1000 if name == "stop" else 800)] * 5
     for words, thread in ((long, "short-text"), (["x" * 10] * 5, "MainThread")):

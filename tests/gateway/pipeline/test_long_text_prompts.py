@@ -1,4 +1,4 @@
-"""Long prompts for a model that takes text: no other request waits while their ids are decoded."""
+"""Long prompts for a model that takes text: decoding their ids must not block other requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = 100_000
 
 
 class Watched:
-    """A tokenizer; `decoded` tells of each long decoding in which thread it was."""
+    """A tokenizer that records in `decoded` the thread name of each long decoding."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class Watched:
 
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_the_event_loop_decodes_no_long_prompt(tmp_path: Path, as_ids: bool) -> None:
-    """And nobody does where no answer begins with it."""
+    """A thread decodes a prompt of token ids. A text prompt is not decoded at all."""
     save_tokenizer(tmp_path)
     prompt: str | list[int] = "a" * LONG
     if as_ids:

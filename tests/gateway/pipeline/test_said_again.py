@@ -1,4 +1,4 @@
-"""A guided answer is said again by another replica, and the client hears what is new of it."""
+"""Failover of a guided answer: another replica regenerates it, and the client gets the new text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_wherever_a_replica_fails_a_guided_answer_is_the_same(
 async def test_said_otherwise_it_ends_once_and_plainly(
     tmp_path: Path, other: str, stream: bool
 ) -> None:
-    """And nobody is to blame for it."""
+    """An answer that is regenerated differently ends in an error, but opens no circuit breaker."""
     async with pair(tmp_path) as it:
         for _ in range(5):
             await it.breaks("abort", 3)
@@ -99,7 +99,7 @@ def test_what_is_said_again_counts_once() -> None:
 
 
 async def test_a_drain_leaves_it_where_it_is(tmp_path: Path) -> None:
-    """Another one might say it otherwise."""
+    """A guided answer stays on a drained replica, as another one might answer differently."""
     async with pair(tmp_path, replica_drain_grace=0.05) as it:
         await it.breaks("slow", 2)
         asked = asyncio.create_task(it.ask(**GUIDED))

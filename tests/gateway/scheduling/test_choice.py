@@ -1,4 +1,4 @@
-"""Breaker, choice and discovery: what decides where a request goes."""
+"""Circuit breaker, choice of a replica, and discovery of replicas."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _replica(breaker: Breaker) -> Replica:
 
 
 def _end(replica: Replica, failure: BaseException) -> None:
-    """A request that ends so."""
+    """Run a request on the replica that ends with `failure`."""
     with contextlib.suppress(type(failure)):
         with ReplicaLease(replica, RequestContext("id"), lambda _: None):
             assert replica.in_flight == 1
@@ -84,7 +84,7 @@ def _end(replica: Replica, failure: BaseException) -> None:
         (EngineBroken("nonsense"), True),
         (EngineError("not this one"), False),
         (StoreUnavailable("away"), False),
-        (TimeoutError(), False),  # the client's patience was short
+        (TimeoutError(), False),  # a deadline that the client chose
         (EngineSilent("nothing came"), True),
         (asyncio.CancelledError(), False),
     ],
@@ -146,7 +146,7 @@ def test_one_probe_at_a_time_decides() -> None:
     clock.now = start + 3.1
     assert breaker.begin()
     breaker.record_unknown(probe=True)
-    assert breaker.begin()  # the one before said nothing
+    assert breaker.begin()  # the last probe ended without a result
     breaker.record_success()
     assert breaker.allows
     assert not breaker.is_open
@@ -159,7 +159,7 @@ def test_a_key_stays_at_home_while_there_is_room(key: bytes, count: int) -> None
     assert len(homes) == 1
     [home] = homes
     without = [place for place in places if place.endpoint != home]
-    # When another replica goes, nothing changes for this key.
+    # Removing another replica does not move the key.
     assert choose([p for p in places if p != without[0]], key).endpoint == home
 
 
@@ -218,7 +218,7 @@ def test_keys_and_requests_without_one_are_shared_by_weight(given_weights: list[
     keys = [f"key {number}".encode() for number in range(2000)]
     found = Counter(choose(places, key).endpoint for key in keys)
     drawn = found
-    if len(set(given_weights)) > 1:  # of equal ones the least loaded is taken
+    if len(set(given_weights)) > 1:  # for equal weights the least loaded replica is chosen
         drawn = Counter(choose(places, None).endpoint for _ in keys)
     for place in places:
         share = place.weight / sum(given_weights)

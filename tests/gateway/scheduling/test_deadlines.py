@@ -1,4 +1,4 @@
-"""What a deadline that passes before the first token says of the replica."""
+"""Deadlines that pass before the first token, and when they count against the replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
 FAILING = "gateway_replica_failing"
 ENOUGH = 4
-"""Three failures in a row have a replica left alone."""
+"""Missed deadlines that suffice to open the breaker, which takes three failures in a row."""
 
 
 def _triton(folder: Path, text: str) -> FakeTriton:
@@ -26,7 +26,7 @@ def _triton(folder: Path, text: str) -> FakeTriton:
 
 async def _ask(client: httpx.AsyncClient, **headers: str) -> int:
     body: dict[str, Any] = {"model": "m", "prompt": "x", "max_tokens": 4000}
-    # By the clock that is put forward.
+    # The timeout is measured by the clock that the test advances.
     asked = client.post("/v1/completions", json=body, headers=headers, timeout=3600)
     return (await asked).status_code
 
@@ -46,7 +46,7 @@ def _has_given(triton: FakeTriton, tokens: int) -> bool:
 
 
 async def test_one_that_streams_to_others_is_not_blamed(tmp_path: Path) -> None:
-    """However long ago the last first token was."""
+    """A replica that streams to another request is not blamed for a missing first token."""
     clock = EventClock()
     busy = _triton(tmp_path, "x" * 4000)
     busy.pause_s = 0.05
@@ -56,7 +56,7 @@ async def test_one_that_streams_to_others_is_not_blamed(tmp_path: Path) -> None:
     ):
         streams = asyncio.create_task(_ask(client))
         await _until(lambda: busy.given > 0)
-        busy.fault = "slow"  # all that come from now on
+        busy.fault = "slow"  # applies to all later requests
         for number in range(1, ENOUGH + 1):
             hasty = asyncio.create_task(_ask(client, **{"x-request-timeout": "11"}))
             await _until(partial(_has_reached, busy, number))
@@ -72,7 +72,7 @@ async def test_one_that_streams_to_others_is_not_blamed(tmp_path: Path) -> None:
 
 
 async def test_one_that_says_nothing_is_left_alone(tmp_path: Path) -> None:
-    """Though it answers that its model is ready."""
+    """A replica without tokens is blamed, although it reports that its model is ready."""
     clock = EventClock()
     silent = _triton(tmp_path, "hello")
     async with (
@@ -83,7 +83,8 @@ async def test_one_that_says_nothing_is_left_alone(tmp_path: Path) -> None:
         silent.fault = "slow"
         asked = 0
         while not metric_of(service, FAILING, replica=endpoint):
-            # What it said before may be found by a look that comes late.
+            # A late poll may still count the first answer as a success. One more missed deadline is
+            # needed then.
             assert asked <= ENOUGH
             asked += 1
             given = partial(_has_reached, silent, asked)

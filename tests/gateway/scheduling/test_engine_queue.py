@@ -1,4 +1,4 @@
-"""Permits: bounds, fair turns, and that no place is ever lost."""
+"""`EngineQueue`: limits, fairness between tenants, and no lost slots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_flood_of_one_tenant_delays_another_by_one_place() -> None:
     flood = [asyncio.create_task(one("a")) for _ in range(100)]
     await asyncio.sleep(0)
     await asyncio.gather(*[one("b") for _ in range(3)], *flood)
-    # b takes each second place from when it came, though a hundred of a were before it.
+    # b gets every second slot from its arrival on, although 100 requests of a came first.
     assert [i for i, tenant in enumerate(order) if tenant == "b"][-1] < 10
 
 
@@ -100,7 +100,10 @@ async def test_in_a_full_queue_the_longest_line_gives_way() -> None:
 
 
 async def test_a_full_queue_is_never_relieved_by_what_has_begun() -> None:
-    """Though it came last, and is alone in its line."""
+    """A resumed request is not evicted, even if it is the newest and only one in its lane.
+
+    A lane is the set of model variants that can run a request.
+    """
     admission, lane = _admission(1, queue=4), frozenset({object()})
     async with admission.permit("a"):
         mine = [asyncio.create_task(admission.permit("a").__aenter__()) for _ in range(3)]
@@ -246,7 +249,7 @@ async def test_choices_are_counted_one_by_one() -> None:
 
 
 async def test_what_can_never_have_its_turn_holds_nobody_up() -> None:
-    """Not now, since most engines are away, or not at all: others go past it."""
+    """Other requests overtake one that needs more slots than its tenant may have."""
     admission = _admission(4, share=0.5, wait_s=0.05)
     assert admission.max_cost() == 2
     large = asyncio.create_task(admission.permit("a", priority=9, cost=3).__aenter__())
@@ -274,7 +277,7 @@ async def test_many_beams_are_waited_for_by_those_alone_who_have_more() -> None:
 
 
 async def test_a_request_that_has_begun_goes_on_before_its_tenants_next() -> None:
-    """Beyond the queue's bound, and for as long as it may take."""
+    """A resumed request may exceed the queue's size and waiting time."""
     admission, order = _admission(1, queue=1, wait_s=0.01), []
 
     async def one(name: str, *, goes_on: bool = False) -> None:
@@ -344,7 +347,7 @@ async def test_a_lane_that_is_full_is_forecast_by_itself() -> None:
         assert refused.value.wait_s > 0.001
         async with admission.permit("a", first_token_s=0.001):
             assert admission.in_flight == 2
-        # With time enough it waits.
+        # With a later deadline the request is queued.
         waits = asyncio.create_task(
             admission.permit("a", lane=rare, first_token_s=3600).__aenter__()
         )

@@ -1,4 +1,4 @@
-"""A flood of one tenant delays another's requests by no more than its share."""
+"""Delay of a tenant's requests by another tenant's flood, and by requests of higher priority."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 
 FLOOD, SAMPLES, PLACES = 500, 20, 16
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
-# While a request of the other tenant waits for a place and runs, each place may end one request
-# that was there before it, and one that took that one's place. First come, first served it would
-# have to let the whole queue pass.
+# Upper bound of the flood's requests that may end while a request of the other tenant waits and
+# runs: two per slot, the request that was there and the one after it. A first-come-first-served
+# queue would exceed the bound.
 MOST_PASSED = 2 * PLACES
 
 
@@ -47,7 +47,7 @@ async def test_a_flood_of_one_tenant_is_not_felt_by_another(tmp_path: Path) -> N
             gateway.async_client(KEYS["small"]) as small,
             asyncio.timeout(600),
         ):
-            long = body(max_tokens=100, ignore_eos=True)  # 2 s, of 16 at once
+            long = body(max_tokens=100, ignore_eos=True)  # takes 2 s with 16 requests at once
             statuses: set[int] = set()
 
             async def ask_for_ever() -> None:
@@ -78,7 +78,7 @@ async def _waiting(client: httpx.AsyncClient, metrics: str) -> float:
 
 
 def _passed(records: list[dict[str, Any]], waiter: dict[str, Any]) -> int:
-    """How many requests of the flood ended, by the gateway's clock, while this one was there."""
+    """Return how many flood requests ended while `waiter` waited or ran, by the gateway's clock."""
     return sum(
         waiter["started"] < record["ended"] < waiter["ended"]
         for record in records
@@ -87,7 +87,7 @@ def _passed(records: list[dict[str, Any]], waiter: dict[str, Any]) -> int:
 
 
 async def test_the_higher_priority_goes_first(tmp_path: Path) -> None:
-    """Of those that wait for the one place, whoever came first."""
+    """Requests that wait for the only slot run by priority, not by arrival."""
     engine = paced_engine(tmp_path / "engine", tokens_per_second=2, first_token_ms=1)
     log = tmp_path / "usage.jsonl"
     priorities = {"busy": 0, "batch": -5, "usual": 0, "urgent": 10}
@@ -112,10 +112,11 @@ async def test_the_higher_priority_goes_first(tmp_path: Path) -> None:
                 name: await stack.enter_async_context(gateway.async_client(f"sk-{name}-key"))
                 for name in priorities
             }
-            # Takes the place until it leaves.
+            # This request holds the slot until its client closes the stream.
             long = body(max_tokens=200, ignore_eos=True, stream=True)
             async with clients["busy"].stream("POST", "/v1/completions", json=long) as running:
-                lines = running.aiter_lines()  # kept: its end would close the stream
+                # keep a reference: deleting the generator closes the stream
+                lines = running.aiter_lines()
                 await anext(lines)
                 waiting = []
                 for name in ("batch", "usual", "urgent"):

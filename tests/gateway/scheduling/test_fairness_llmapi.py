@@ -1,4 +1,4 @@
-"""What llmapi is sent waits in its engine in the order it came: tenants take turns before that."""
+"""Fairness before an llmapi engine, which itself serves requests in order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton_repo.llmapi_repository import render_llmapi
 
 pytestmark = pytest.mark.slow
 
-_WITHIN_S = 240.0  # it only ends a test that hangs
+_WITHIN_S = 240.0  # only ends a test that hangs
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
 ADMIN = "an-admin-key-of-thirty-two-characters"
 ENGINE_RUNS, GUESS = 64, 64
@@ -27,7 +27,7 @@ FLOOD = ENGINE_RUNS + 16
 async def test_a_flood_that_fills_the_engine_leaves_a_place_to_another_tenant(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With nothing set, of which the operator is told."""
+    """The gateway assumes a limit of requests in flight if none is set, and warns the operator."""
     engine = build_synthetic(tmp_path / "engine", tokens_per_second=1, max_batch_size=ENGINE_RUNS)
     render_llmapi(tmp_path / "repository", {"model": str(engine)})
     tenants = [tenant(*pair) for pair in KEYS.items()]

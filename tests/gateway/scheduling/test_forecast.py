@@ -1,4 +1,4 @@
-"""The forecast of a wait: what it is of simple loads, and that no load makes it absurd."""
+"""Forecasts of waiting times: correct for simple loads, plausible for any load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ STANDINGS = st.builds(Standing, PRIORITIES, TAKEN, st.integers(0, 1000), RATES)
 
 
 def _pace(hold_s: float, places: int, frees: int) -> tuple[Pace, float]:
-    """Of places that are taken again as soon as they are free, each in its turn; and the time."""
+    """Return the pace of `places` slots, each held for `hold_s`, and the end time in seconds.
+
+    Each slot is taken again as soon as it is free.
+    """
     pace, now = Pace(), 0.0
     pace.change_slots(places, now)
     for _ in range(frees):
@@ -32,7 +35,7 @@ def _pace(hold_s: float, places: int, frees: int) -> tuple[Pace, float]:
 def test_a_steady_load_is_known_for_what_it_is(places: int, frees: int, at_most: float) -> None:
     pace, now = _pace(5.0, places, frees)
     assert pace.is_known
-    # It counts one place more than came free.
+    # The pace counts one more slot than became free.
     assert 1 <= pace.freed_per_s(places, now) / (places / 5.0) <= at_most
 
 
@@ -98,7 +101,7 @@ def test_who_stands_further_behind_waits_no_less(
 def test_no_stranger_makes_it_longer_than_the_own_places_say(
     mine: Standing, others: list[Standing], needed: int
 ) -> None:
-    """Whatever they hold, however long and however many wait, unless their priority is higher."""
+    """A tenant's own slots bound its wait, unless others have a higher priority."""
     assume(mine.in_use)
     others = [each for each in others if each.priority <= mine.priority]
     wait_s = expected_wait_s(mine, others, needed)
@@ -110,9 +113,9 @@ def test_who_has_nothing_gets_what_others_have_more() -> None:
     new = Standing(0, 0, 0, 0.0)
     hog = Standing(0, 8, 100, 4.0)
     assert expected_wait_s(new, [hog], 1) == pytest.approx(2 / 3 / 4.0)
-    # Another that has nothing either takes every second one.
+    # A second tenant without slots takes every second free slot.
     assert expected_wait_s(new, [hog, Standing(0, 0, 1, 0.0)], 1) == pytest.approx(2 / 3 / 2.0)
-    # When it has as many, it gets its own.
+    # A tenant with as many slots as the other one waits for its own slots.
     assert expected_wait_s(Standing(0, 8, 1, 2.0), [hog], 1) == pytest.approx(2 / 3 / 2.0)
     assert expected_wait_s(new, [], 1) is None
 

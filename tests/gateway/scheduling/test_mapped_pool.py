@@ -1,4 +1,4 @@
-"""Models beside the chats': which replica is asked, and what becomes of one that fails."""
+"""Embedding models beside the chat model: choice of a replica, and failures of replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ ASKED = {"model": "e", "input": ["a", "b"]}
 
 
 class Replica(FakeTriton):
-    """Has the model `e` as well, unless it `lacks` it; its vectors are its own `number`."""
+    """A fake Triton with the chat model and, unless `lacks`, the embedding model `e`.
+
+    All values of its vectors are `number`.
+    """
 
     def __init__(self, number: float) -> None:
         super().__init__(tokens=[1], fault=None, step=0)
@@ -42,7 +45,7 @@ class Replica(FakeTriton):
         self.batch = 8
         self.sizes: list[int] = []
         self.firsts: list[str] = []
-        """The first text of each call."""
+        """First text of each call."""
         self.hold = asyncio.Event()
         self.hold.set()
         self.one_by_one: asyncio.Semaphore | None = None
@@ -97,7 +100,7 @@ def configured(folder: Path, more: Mapping[str, Any] = MODELS) -> Path:
 async def gateway(
     folder: Path, *replicas: Replica, more: Mapping[str, Any] = MODELS, **settings: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    """`more` are other embedding models than `e`."""
+    """Start a gateway before the replicas, with the embedding models `more` besides `e`."""
     config = configured(folder, more)
     async with AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(replica)) for replica in replicas]
@@ -116,7 +119,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> tuple[int, Any]:
-    """The status, and the number of the replica that has answered."""
+    """Return the status, and the number of the replica that answered, or the error."""
     answer = await client.post("/v1/embeddings", json=ASKED | more)
     if answer.status_code != 200:
         return answer.status_code, answer.json()["error"]
@@ -147,7 +150,7 @@ async def test_a_replica_that_is_away_is_passed_by(tmp_path: Path) -> None:
     async with gateway(tmp_path, one, two) as (client, _):
         one.fails = grpc.StatusCode.UNAVAILABLE
         assert [await ask(client) for _ in range(12)] == [(200, 2)] * 12
-        # After three failures it is left alone, with this model, and not with the chats.
+        # After three failures the replica gets no embedding requests, but still gets chat requests.
         assert len(one.sizes) <= 3
         before = len(one.requests)
         await asyncio.gather(*[chat(client) for _ in range(20)])
@@ -157,7 +160,7 @@ async def test_a_replica_that_is_away_is_passed_by(tmp_path: Path) -> None:
 async def test_a_replica_that_is_silent_is_passed_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A pause that no busy machine outlasts.
+    # Make the breaker's first pause longer than the test can take on a busy machine.
     monkeypatch.setattr("gateway.scheduling.breaker._FIRST_PAUSE_S", 1e6)
     clock = EventClock()
     one, two = Replica(1), Replica(2)
@@ -196,7 +199,10 @@ async def test_a_client_that_does_not_wait_says_nothing_of_a_replica(tmp_path: P
 async def test_what_a_model_says_of_one_request_is_that_requests_own(
     tmp_path: Path, words: str, transport: str
 ) -> None:
-    """Also where it says what the request has said."""
+    """An error that a model reports for a request does not count against the replica.
+
+    The message may quote text of the request that looks like the failure of a process.
+    """
     one = Replica(1)
     one.says = f"Failed to process the request(s) for model 'e_0_0', message: ValueError: {words}"
     async with gateway(tmp_path, one, triton_transport=transport) as (client, _):
@@ -290,7 +296,7 @@ async def test_what_has_begun_goes_on_before_what_waits(tmp_path: Path) -> None:
     async with gateway(tmp_path, one) as (client, service):
         waiting = service.mapped_pool.admission("e")
         tasks = []
-        for name in "ab":  # all of the replica's places
+        for name in "ab":  # fill all slots of the replica
             texts = [f"{name}{n}" for n in range(6)]
             tasks.append(asyncio.create_task(ask(client, input=texts)))
             await until(lambda: len(one.firsts) == 4 * len(tasks))
@@ -300,7 +306,8 @@ async def test_what_has_begun_goes_on_before_what_waits(tmp_path: Path) -> None:
         for calls in (9, 10):
             one.one_by_one.release()
             await until(partial(lambda calls: len(one.firsts) == calls, calls))
-        # The first place is free before its own request can ask for it again.
+        # The first free slot goes to c, because a asks again only later. The next free slot goes to
+        # a before d, because part of its texts is already embedded.
         assert one.firsts[8:] == ["c", "a4"]
         for _ in tasks * 6:
             one.one_by_one.release()
@@ -308,7 +315,10 @@ async def test_what_has_begun_goes_on_before_what_waits(tmp_path: Path) -> None:
 
 
 async def test_many_token_ids_take_their_turn(tmp_path: Path) -> None:
-    """Those of 8 MB are looked at for 0.1 s: not while others' tokens come."""
+    """Checking 8 MB of token ids takes 0.1 s, so many ids wait for the text thread.
+
+    A request with few ids does not wait.
+    """
     ids = {"input_ids": "IDS", "output": "OUT", "tokenizer": str(tmp_path)}
     others = threading.Event()
     async with gateway(tmp_path, Replica(1), more={"ids": ids}) as (client, service):
@@ -337,7 +347,7 @@ async def test_a_reload_changes_the_models(tmp_path: Path) -> None:
 
 
 async def test_a_triton_that_is_started_again_is_asked_anew(tmp_path: Path) -> None:
-    """Its model may take less at once by then."""
+    """The gateway reads a model's maximum batch size again after a restart of Triton."""
     one, again = Replica(1), Replica(2)
     again.batch = 3
     texts = [str(n) for n in range(8)]
@@ -373,7 +383,7 @@ async def test_an_adapter_that_a_model_hides_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway(tmp_path, Replica(1)) as (client, service):
-        # As another gateway's would come from Redis.
+        # Add the adapter as another gateway would through Redis.
         await service.adapters.registry.add("e", "m", content(1), "test")
         await until(lambda: "adapter 'e' is hidden" in caplog.text)
         assert await ask(client) == (200, 1)

@@ -1,4 +1,4 @@
-"""One pool of two kinds: replicas driven by token ids, and ones driven by text. Who gets what."""
+"""A pool of replicas in token mode and in llmapi mode: which replica gets which request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PLACES = 4
 
 @dataclass
 class Pool:
-    """A gateway before two scripted servers, each of which answers with its own name."""
+    """A gateway and two fake servers, whose answers are "old" and "new"."""
 
     old: FakeTriton
     new: FakeLlmapi | FakeTriton
@@ -53,7 +53,7 @@ class Pool:
     service: Any
 
     async def weigh(self, old: Any, new: Any) -> None:
-        """The entries of both in the file; returns when they are in force."""
+        """Write new entries of both replicas to the file, and wait until the gateway uses them."""
         _write(self.config, self.endpoints, old, new)
         self.service.configuration.reload_now()
         wanted = [_entry(self.endpoints[OLD], old), _entry(self.endpoints[NEW], new)]
@@ -159,7 +159,7 @@ async def test_what_a_request_needs_decides_who_takes_it(
             answer = await both.ask(**refused)
             assert answer.status_code == 400
             assert param is None or answer.json()["error"]["param"] == param
-        # What a text would not be the same ids of goes to who takes ids.
+        # Token ids that cannot be sent as text go to the replica that takes token ids.
         assert await both.says(prompt=[255], max_tokens=3) == OLD
         assert [r.state for r in both.service.replicas] == ["ready", "ready"]
     [told] = [record.message for record in caplog.records if "of 2 kinds" in record.message]
@@ -171,12 +171,12 @@ async def test_what_a_request_needs_decides_who_takes_it(
 async def test_weights_are_changed_while_streams_run(tmp_path: Path) -> None:
     async with pool(tmp_path, 100, 0) as both:
         assert {await both.says() for _ in range(8)} == {OLD}
-        assert await both.says(**ONLY_NEW) == NEW  # nobody else can
+        assert await both.says(**ONLY_NEW) == NEW  # no other replica supports the parameter
         both.old.fault = "slow"
         begun = [asyncio.create_task(both.says()) for _ in range(PLACES)]
         await until(lambda: both.in_flight(OLD) == PLACES)
         await both.weigh(0, 100)
-        # What runs on the old one takes no place of the new one.
+        # Requests on the old replica take no slots of the new replica.
         held = [asyncio.create_task(both.ask(prompt=FOR_EVER)) for _ in range(PLACES - 1)]
         await until(lambda: both.in_flight(NEW) == PLACES - 1)
         assert {await both.says() for _ in range(8)} == {NEW}
@@ -193,7 +193,8 @@ async def test_weights_are_changed_while_streams_run(tmp_path: Path) -> None:
 async def test_a_drained_replica_finishes_what_it_has(tmp_path: Path) -> None:
     async with pool(tmp_path, 100, 0) as both:
         both.old.fault = "slow"
-        # The second choice of the last one waits for a place there, and has no other.
+        # The second choice of the last request waits for a slot of the old replica, the only
+        # suitable one.
         asked = [asyncio.create_task(both.ask(**ONLY_OLD, n=1)) for _ in range(PLACES - 1)]
         asked.append(asyncio.create_task(both.ask(**ONLY_OLD, n=2)))
         await until(lambda: both.old.reached == PLACES)
@@ -233,7 +234,10 @@ async def test_of_one_kind_the_rested_one_gets_nothing(tmp_path: Path, rested: A
 
 
 async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Path) -> None:
-    """What came since waits until another replica has it."""
+    """A request that arrived after the drain waits until another replica has the adapter.
+
+    Earlier requests may still use the adapter of the drained replica.
+    """
     save_tokenizer(tmp_path)
     folders, digest, config = Placement(), "f" * 64, tmp_path / "c.yaml"
     lora = Lora(name="zh", task_id=1, nbytes=1, weights=_none, folders=folders.of(digest))
@@ -307,7 +311,10 @@ async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path
 
 
 async def test_an_answer_that_came_as_text_goes_on_nowhere(tmp_path: Path) -> None:
-    """Nobody knows its ids, so one that takes ids would begin anew behind what the client has."""
+    """An answer that began in llmapi mode is not resumed on a replica in token mode.
+
+    The gateway does not know the answer's token ids, so the other replica would start it again.
+    """
     async with pool(tmp_path, 0, 100) as both:
         both.new.steps = [build_outputs("ne"), "Stub process 'm' is not healthy."]
         answer = await both.ask(stream=True)
@@ -357,7 +364,7 @@ async def test_health_tells_of_each(tmp_path: Path) -> None:
 
 
 async def test_a_tenant_who_wants_what_few_can_do_starves_nobody(tmp_path: Path) -> None:
-    """Neither those who can be served elsewhere, nor those who want the same."""
+    """A flood for one replica's capability starves neither other requests nor other tenants."""
     settings = {"tenant_share": 0.75, "queue_size": 40}
     async with pool(tmp_path, tenants=True, **settings) as both:
         both.old.fault = "slow"
@@ -369,7 +376,8 @@ async def test_a_tenant_who_wants_what_few_can_do_starves_nobody(tmp_path: Path)
             assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, NEW)
         same = asyncio.create_task(both.ask("other", **ONLY_OLD))
         await until(lambda: both.in_flight(OLD) == 4)
-        # The old one is full now: what any can take goes to the new one, its own too.
+        # The old replica is full now, so requests of both tenants that fit both replicas go to the
+        # new one.
         for name in KEYS:
             plain = [both.ask(name) for _ in range(5)]
             texts = {a.json()["choices"][0]["text"] for a in await asyncio.gather(*plain)}
@@ -381,7 +389,7 @@ async def test_a_tenant_who_wants_what_few_can_do_starves_nobody(tmp_path: Path)
 
 
 async def test_a_share_of_few_replicas_is_of_all_their_places(tmp_path: Path) -> None:
-    """What another has of them by chance leaves less that is free, and no smaller share."""
+    """A tenant's share counts all slots of the suitable replicas, also those that others hold."""
     async with pool(tmp_path, tenants=True, tenant_share=0.75) as both:
         both.old.fault = "slow"
         anywhere = [

@@ -1,4 +1,4 @@
-"""Where a prompt goes: to where its beginning likely is, as far as that is known and still true."""
+"""Routing by prompt prefix, to the replica that likely still has the prefix in its KV cache."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
-WITHIN_S = 240.0  # it only ends a test that hangs
-# A token is a byte. What begins so is at home at one replica.
+WITHIN_S = 240.0  # only ends a test that hangs
+# A token is a byte. A hash of the beginning selects a prompt's home replica, so all prompts that
+# begin with this text have the same home.
 BEGINNING = "You are the assistant of a company that makes things. " * 6
-# What the gateway then knows of more than its home does.
+# The gateway remembers a longer prefix of this prompt than the part that selects the home.
 CONVERSATION = f"{BEGINNING}Tell me all. {'All of it. ' * 90}"
 
 
@@ -31,7 +32,7 @@ class Pool(NamedTuple):
     folder: Path
 
     async def ask(self, prompt: str) -> int:
-        """The number of the engine that answered, or was the last to be asked."""
+        """Return the number of the last engine that got the request."""
         before = [len(engine.requests) for engine in self.engines]
         await self.complete(prompt)
         after = [len(engine.requests) for engine in self.engines]
@@ -48,7 +49,7 @@ class Pool(NamedTuple):
             await asyncio.sleep(0.01)
 
     async def restart(self, place: int) -> None:
-        """Another server stands at the endpoint, behind a time without any."""
+        """Stop the server, wait until the gateway notices it, and start a new server there."""
         await self.servers[place].aclose()
         await self.wait_ready(place, 0)
         again = serving(self.engines[place], self.endpoints[place])
@@ -56,7 +57,7 @@ class Pool(NamedTuple):
         await self.wait_ready(place)
 
     async def fail(self, place: int, prompt: str) -> None:
-        """It fails what it is given, one request after the other, until it gets no more."""
+        """Make the engine fail until its breaker opens, then repair it and wait for the breaker."""
         engine = self.engines[place]
         engine.fault = "abort"
         endpoint = self.endpoints[place]
@@ -69,7 +70,7 @@ class Pool(NamedTuple):
             await asyncio.sleep(0.01)
 
     async def begin_away(self) -> tuple[int, int]:
-        """Where `CONVERSATION` is at home, and where it went, as its home was busy."""
+        """Return the home of `CONVERSATION`, and the replica that took it from its busy home."""
         home = await self.ask(BEGINNING)
         engine = self.engines[home]
         engine.fault, before = "slow", len(engine.requests)
@@ -84,7 +85,7 @@ class Pool(NamedTuple):
         return home, away
 
     async def other_at(self, place: int) -> str:
-        """Another prompt that this engine has answered."""
+        """Return another prompt, which this engine has just answered."""
         for number in range(64):
             prompt = f"{number} {'is a number. ' * 40}"
             if await self.ask(prompt) == place:
@@ -94,7 +95,7 @@ class Pool(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def pool(folder: Path, count: int = 2) -> AsyncIterator[Pool]:
-    """Engines that tell of their caches, and say that all was there."""
+    """Start a gateway and engines that report all prompt tokens as reused from their KV caches."""
     save_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     engines = [FakeTriton(tokens=ids_of(folder, "ok"), fault=None, step=0) for _ in range(count)]
@@ -145,7 +146,7 @@ def _engine_of(pool: Pool, prompt: str) -> int:
 
 @pytest.mark.parametrize("gone", [False, True])
 async def test_an_answer_tells_what_is_gone(tmp_path: Path, gone: bool) -> None:
-    """Of a prompt that was used later than a conversation, which is then gone too."""
+    """A prompt whose cache is gone shows that caches of earlier prompts are gone, too."""
     async with pool(tmp_path) as two:
         home, away = await two.begin_away()
         assert await two.ask(CONVERSATION) == away

@@ -1,4 +1,4 @@
-"""Who cannot have a first token in time is refused at once; nobody else is."""
+"""Early refusal of requests whose first token cannot come in time, and of no others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 URL = "/v1/completions"
 KEYS = {"flood": "sk-flood-key", "other": "sk-other-key", "any": "sk-any-key"}
 WITHIN_S = 5.0
-# Of which about 20 can have their turn within that time.
+# Of the 40 requests, about 20 can get a slot within WITHIN_S.
 PLACES, FLOOD = 2, 40
 
 
 @dataclass
 class Case:
-    """Two places for each tenant, of an engine that takes half a second for an answer."""
+    """A gateway with two slots per tenant, and an engine that takes half a second per answer."""
 
     engine: FakeTriton
     client: httpx.AsyncClient
@@ -44,13 +44,13 @@ class Case:
         return asyncio.create_task(self.client.post(url, json=body, headers=headers, timeout=120))
 
     async def learn(self, name: str) -> None:
-        """The gateway sees how long some answers take."""
+        """Send requests until the gateway has measured how long answers take."""
         for _ in range(4):
             answers = await asyncio.gather(*[self.ask(name) for _ in range(PLACES)])
             assert {answer.status_code for answer in answers} == {200}
 
     def hold(self) -> None:
-        """From now on nothing is answered, until it is released."""
+        """Make the engine hold back all answers until `go_on`."""
         self.engine.released.clear()
         self.engine.fault = "slow"
 
@@ -61,10 +61,10 @@ class Case:
     async def flood(
         self, name: str, url: str = URL, **headers: str
     ) -> tuple[list[asyncio.Task[httpx.Response]], list[httpx.Response]]:
-        """All that are asked, and those that are refused while nothing comes free."""
+        """Return all requests, and the answers that were refused while no slot became free."""
         self.hold()
         admission = self.service.admission
-        # Nobody's time is over before all are there.
+        # Stop the clock, so that no request times out before all have arrived.
         with self.clock.standing():
             asked = [self.ask(name, url, **headers) for _ in range(FLOOD)]
             while True:
@@ -114,7 +114,7 @@ async def test_what_cannot_come_in_time_is_refused_at_once(tmp_path: Path) -> No
         assert (told["code"], told["type"]) == ("overloaded", "server_error")
         after_s = max(int(answer.headers["retry-after"]) for answer in refused)
         assert after_s > 1, "it is no forecast"
-        # Another tenant's turn is no later for that.
+        # The flood does not delay another tenant's request.
         other = it.ask("other")
         while it.service.admission.in_flight == PLACES:
             assert not other.done()
@@ -148,7 +148,7 @@ async def test_by_default_too_long_a_wait_is_refused_at_once_and_a_late_turn_is_
         assert 0 < len(refused) < FLOOD - PLACES
         assert it.refused("any", "expected_wait") == len(refused)
         assert all(int(answer.headers["retry-after"]) >= WITHIN_S for answer in refused)
-        # It takes much longer than was expected, and those that wait keep their turns.
+        # The wait becomes much longer than the forecast. Requests in the queue stay there.
         it.clock.leap(60)
         for _ in range(50):
             await asyncio.sleep(0.01)
@@ -183,7 +183,10 @@ async def test_in_the_background_nobody_waits_for_a_first_token(tmp_path: Path, 
 
 
 async def test_nobody_is_refused_of_whom_nothing_is_known(tmp_path: Path) -> None:
-    """They wait until it is too late for their first token, which the engine is not asked for."""
+    """Without measured durations, requests wait until their first token would be too late.
+
+    The gateway then does not send them to the engine.
+    """
     async with case(tmp_path, queue_timeout=600) as it:
         it.hold()
         asked = [it.ask("flood") for _ in range(3 * PLACES)]
@@ -197,7 +200,7 @@ async def test_nobody_is_refused_of_whom_nothing_is_known(tmp_path: Path) -> Non
 
 
 async def test_nobody_is_refused_who_need_not_wait(tmp_path: Path) -> None:
-    """However short its deadline, and however slow the engine was so far."""
+    """A request that gets a slot at once is not refused, however short its deadline is."""
     async with case(tmp_path) as it:
         await it.learn("flood")
         asked = it.ask("flood", **{"x-request-timeout": "0.05"})
@@ -209,7 +212,10 @@ async def test_nobody_is_refused_who_need_not_wait(tmp_path: Path) -> None:
 async def test_a_deadline_of_the_clients_own_pages_nobody(
     tmp_path: Path, asked_s: str, counted: str
 ) -> None:
-    """Above what anybody may wait for a turn it is no deadline that the client chose."""
+    """A refusal counts as 499 only if the client's deadline is below the queue timeout.
+
+    Alerts ignore 499, because a short deadline is the client's own choice.
+    """
     async with case(tmp_path, queue_timeout=4) as it:
         await it.learn("any")
         asked, refused = await it.flood("any", **{"x-request-timeout": asked_s})

@@ -1,4 +1,4 @@
-"""Two Tritons behind one gateway: spread, at home, killed, frozen, added, removed, failing."""
+"""Two Triton servers behind a gateway: load, adapters, crashes, freezes, changes and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.triton_server import long_model
 
 pytestmark = pytest.mark.slow
 
-# Tokens of an answer that is read to its end, some seconds later.
+# Tokens of an answer that takes some seconds and is read to its end.
 LONG = 1500
 QUESTION = "美国的首都在哪里? \n答案:"
 ANSWERS = {"demo": "Washington, D.C.", "zh": "华盛顿", "ja": "ワシントン"}
@@ -36,7 +36,7 @@ SETTLED_WITHIN_S = 90.0
 
 @dataclass
 class Pair:
-    """Two Tritons, and a gateway whose replicas are in a file."""
+    """Two Triton servers, and a gateway that reads its replicas from a file."""
 
     tritons: Tritons
     gateway: GatewayProcess
@@ -61,7 +61,10 @@ class Pair:
             await asyncio.sleep(0.02)
 
     async def wait_both(self) -> None:
-        """Until the gateway sees both and, as only requests can tell, trusts them again."""
+        """Wait until the gateway reports both replicas as ready and neither as failing.
+
+        Only successful requests close a breaker.
+        """
         await self.wait("gateway_replica_ready", 2)
         deadline = time.monotonic() + SETTLED_WITHIN_S
         async with self.client() as client:
@@ -69,7 +72,7 @@ class Pair:
                 assert time.monotonic() < deadline
                 assert _right(await _ask(client))
                 await asyncio.sleep(0.1)
-            # One that is not left alone any more is trusted again after one good answer.
+            # After its pause a replica is trusted again once one request succeeds.
             for _ in range(20):
                 assert _right(await _ask(client))
 
@@ -130,7 +133,7 @@ def _right(answer: httpx.Response, model: str = "demo") -> bool:
 
 
 async def _stream(client: httpx.AsyncClient, tokens: int) -> list[str]:
-    """The data of all events of an answer of so many tokens."""
+    """Return the data of all SSE events of an answer with `tokens` tokens."""
     body = {"model": "demo", "prompt": "1 2 3", "max_tokens": tokens, "ignore_eos": True}
     async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as a:
         assert a.status_code == 200
@@ -139,7 +142,7 @@ async def _stream(client: httpx.AsyncClient, tokens: int) -> list[str]:
 
 
 def _end_of(events: list[str]) -> str:
-    """ "whole" or the code of the error; asserts that there is exactly one end."""
+    """Return "whole" or the error code of a stream. Assert that the stream ended exactly once."""
     *frames, done = events
     assert done == "[DONE]"
     parsed = [json.loads(frame) for frame in frames]
@@ -159,12 +162,12 @@ async def test_an_adapter_stays_at_home_until_its_load_needs_more(pair: Pair) ->
             for model in ("zh", "ja"):
                 assert _right(await _ask(client, model), model)
         assert [await pair.metric(cold, adapter=model) for model in ("zh", "ja")] == [1, 1]
-        # Five at once are more than its home should bear alone.
+        # The adapter's home replica should bear at most about five requests at once.
         body = {"model": "zh", "prompt": "1 2 3", "max_tokens": 64, "ignore_eos": True}
         many = [client.post("/v1/completions", json=body) for _ in range(16)]
         answers = await asyncio.gather(*many)
         assert {answer.status_code for answer in answers} == {200}
-        # A load that one replica should not bear alone brings the adapter to the other, once.
+        # The overload makes the gateway send the adapter to the other replica, once.
         assert [await pair.metric(cold, adapter=model) for model in ("zh", "ja")] == [2, 1]
 
 
@@ -179,7 +182,7 @@ async def test_a_killed_replica_costs_nothing(pair: Pair) -> None:
         streams = [asyncio.create_task(_stream(client, LONG)) for _ in range(4)]
         await pair.wait(begun, before + 4)
         assert await pair.in_flight(0) == 2
-        # Without a first token by the time the replica dies: these must not notice.
+        # The other replica serves requests that had no first token when the replica died.
         victim.freeze()
         try:
             waiting = [asyncio.create_task(_ask(client)) for _ in range(12)]
@@ -197,7 +200,7 @@ async def test_a_killed_replica_costs_nothing(pair: Pair) -> None:
         victim.start()
         victim.wait_ready()
         await pair.wait_both()
-        # It has its share of the load again, and the adapters where they are needed.
+        # The restarted replica gets requests again, and the adapters that they need.
         before = victim.count_answered()
         streams = [asyncio.create_task(_stream(client, 100)) for _ in range(8)]
         for model in ("zh", "ja"):
@@ -215,10 +218,10 @@ async def test_a_frozen_replica_makes_nobody_wait_past_the_deadline(pair: Pair) 
             patient = [asyncio.create_task(_ask(client)) for _ in range(6)]
             hasty = [asyncio.create_task(_ask(client, timeout_s=2)) for _ in range(6)]
             statuses = Counter([(await answer).status_code for answer in hasty])
-            # Some deadlines came before the replica was given up.
+            # Some deadlines pass before the gateway gives up the frozen replica.
             assert 504 in statuses
             assert set(statuses) <= {200, 504}
-            # Missed again and again, it is given up, and what it had goes to the other.
+            # The gateway then gives up the replica, and the other replica serves its requests.
             assert all(_right(answer) for answer in await asyncio.gather(*patient))
             assert await pair.metric("gateway_replica_ready") == 1
             for _ in range(20):
@@ -243,7 +246,7 @@ async def test_replicas_come_and_go_under_load_without_a_failure(pair: Pair) -> 
                 ends["right" if _right(await _ask(client, model), model) else "wrong"] += 1
 
     async def answers(count: int) -> None:
-        """Until so many more have come."""
+        """Wait for `count` more answers."""
         until = ends["right"] + count
         while ends["right"] < until:
             assert not any(task.done() for task in tasks)
@@ -256,7 +259,7 @@ async def test_replicas_come_and_go_under_load_without_a_failure(pair: Pair) -> 
                 pair.configure(*indexes)
                 await pair.wait("gateway_replica_ready", len(indexes))
                 await answers(11)
-            # Nobody is told of the one that was removed any more, and it has nothing left to do.
+            # The removed replica has no requests left, in its server and in the gateway's metrics.
             pair.tritons[1].server.wait_active(0)
             removed = pair.tritons[1].endpoint
             await pair.wait("gateway_replica_in_flight", 0, replica=removed)
@@ -310,7 +313,7 @@ async def test_the_breaker_opens_on_errors_and_closes_again(tmp_path: Path) -> N
             assert sum(statuses.values()) < 100
         assert statuses[500] == 3
         assert metric_of(service, failing, replica=second) == 0
-        # Left alone but for one probe at a time, after a second, then after two more.
+        # The open breaker lets one probe pass after 1 s, and the next one 2 s later.
         asked = len(bad.requests)
         while len(bad.requests) < asked + 2:
             statuses[await _status(client)] += 1
@@ -359,7 +362,10 @@ async def test_errors_of_one_tenants_requests_do_not_open_the_breaker(
 async def test_a_failing_replica_is_told_of_and_leaves_the_gateway_in_rotation(
     tmp_path: Path, error: str
 ) -> None:
-    """Only a request can show that it works again."""
+    """A failing replica appears in the health check, which still returns 200.
+
+    Only another request can show that the replica works again.
+    """
     engine = FakeTriton(tokens=_ids_of(tmp_path, "hello"), fault="error", step=0)
     engine.error = error
     async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, service, _):
@@ -379,7 +385,7 @@ async def test_a_failing_replica_is_told_of_and_leaves_the_gateway_in_rotation(
 
 
 async def test_a_replica_that_sends_tokens_is_not_given_up(tmp_path: Path) -> None:
-    """However long it does not say whether it is well."""
+    """A replica that sends tokens is not given up, however long its health check gets no answer."""
     text = "x" * 55
     busy = FakeTriton(tokens=_ids_of(tmp_path, text), fault=None, step=0)
     busy.pause_s = 0.2
@@ -396,7 +402,10 @@ async def test_a_replica_that_sends_tokens_is_not_given_up(tmp_path: Path) -> No
 
 
 async def test_deadlines_of_clients_do_not_open_the_breaker(tmp_path: Path) -> None:
-    """Else anybody could take a replica from everybody."""
+    """Missed deadlines of clients do not open the breaker.
+
+    Otherwise any client could take a replica out of use.
+    """
     slow = FakeTriton(tokens=_ids_of(tmp_path, "hello"), fault="slow", step=0)
     async with serving(slow) as endpoint, running(tmp_path, endpoint) as (client, service, _):
         hasty = {"x-request-timeout": "0.05"}
@@ -408,7 +417,7 @@ async def test_deadlines_of_clients_do_not_open_the_breaker(tmp_path: Path) -> N
 
 
 def _ids_of(folder: Path, text: str) -> list[int]:
-    """Of the tokenizer that this puts there."""
+    """Save a tokenizer in `folder`, and return its token ids of `text`."""
     save_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     return ids_of(folder, text)

@@ -1,4 +1,4 @@
-"""Which replicas are given up as soon as they are silent: those with which others can go on."""
+"""Silent replicas, which are given up early only if another replica can resume their streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_only_one_with_streams_that_another_can_take_is_given_up_soon(tmp_
         await _until(lambda: it.first.reached)
         assert first.engine.silence.replaceable()
         assert not other.engine.silence.replaceable()
-        # If neither answers, it may be the network, or this machine.
+        # If both replicas are silent, the cause may be the network or this machine.
         it.other.deaf = True
         await _until(lambda: other.engine.suspect)
         assert not first.engine.silence.replaceable()

@@ -1,4 +1,4 @@
-"""Requests of many choices run in turns: they stand in nobody's way, and all of them come."""
+"""Requests with more choices than slots: their choices run in turns and block no other tenant."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _taken(gateway: GatewayProcess) -> float:
 
 
 def test_another_tenant_is_served_beside_requests_of_128_choices(gateway: GatewayProcess) -> None:
-    """They run for longer than anybody may wait for a place."""
+    """A tenant gets slots beside another tenant's requests that exceed the queue timeout."""
     endless = body(
         prompt="Count from 1 to 300", n=128, max_tokens=1900, ignore_eos=True, stream=True
     )
@@ -51,9 +51,9 @@ def test_another_tenant_is_served_beside_requests_of_128_choices(gateway: Gatewa
             gateway.client(KEYS["many"]) as more,
         ):
             assert first.status_code == 200
-            lines = first.iter_lines()  # kept: without it httpx closes the stream
+            lines = first.iter_lines()  # keep a reference: httpx closes the stream otherwise
             assert next(lines)
-            # They begin one by one: the first may have a token before the last has its place.
+            # Choices start one by one: the first may have a token before the last one has its slot.
             until(lambda: _taken(gateway) == SHARE)
             with pytest.raises(Exception, match="timed out"):
                 more.post("/v1/completions", json=endless, timeout=2)
@@ -82,7 +82,7 @@ def test_more_choices_than_places_run_in_turns(gateway: GatewayProcess, stream: 
 def test_beams_that_can_never_run_at_once_are_refused_by_number(
     stack: Stack, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """And the searches of several prompts run in turns."""
+    """More beams than slots are refused, but beam searches of several prompts run in turns."""
     folder = tmp_path_factory.mktemp("beams")
     with (
         GatewayProcess(folder, stack, replica_in_flight=2) as gateway,

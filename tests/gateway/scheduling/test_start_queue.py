@@ -1,4 +1,4 @@
-"""Requests before a busy event loop: in turn, and refused early only above its capacity."""
+"""The queue before a busy event loop: fair between tenants, with refusals only above capacity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTLE_S = 4
 
 
 class Loop:
-    """An event loop whose turns take as long as a test says."""
+    """A fake event loop, whose iterations take as long as the test says."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -53,7 +53,7 @@ class Loop:
             self.refused.append((tenant, wait_s))
 
     def turn(self, seconds: float) -> int:
-        """The turn ends, and another one begins. Returns how many requests began in it."""
+        """End the iteration after `seconds`. Return how many requests began in the next one."""
         self.now += seconds
         before = len(self.begun)
         planned, self._planned[:] = list(self._planned), []
@@ -96,7 +96,7 @@ def test_a_burst_of_large_prompts_is_served_whole_though_it_takes_long(loop: Loo
 
 
 def test_a_closed_loop_is_never_refused(loop: Loop) -> None:
-    """Hundreds of streams keep the loop busy: each asks again 0.3 s after it began."""
+    """Requests of 300 streams, each 0.3 s after the last one of its stream, are not refused."""
     due = [0.0] * 300
     for _ in range(1000):
         before = len(loop.begun)
@@ -111,7 +111,10 @@ def test_a_closed_loop_is_never_refused(loop: Loop) -> None:
 
 
 def test_many_streams_that_wait_for_their_answers_are_not_refused(loop: Loop) -> None:
-    """More than are served at once: they wait for longer than a flood may, and none gives up."""
+    """More streams than capacity, each waiting for its answers, are queued but never refused.
+
+    Their requests wait for longer than those of a flood may.
+    """
     turn_s, answer_s, streams = 0.01, 1.28, 820
     due = [number / 300 for number in range(streams)]
     while loop.now < 12:
@@ -162,7 +165,10 @@ def _flood(
     work: int = 1,
     turn_s: float = LONG_TURN_S,
 ) -> Counter[str]:
-    """Returns how many of each tenant were asked."""
+    """Send requests at the rates `per_s` for `seconds`.
+
+    Return the number of requests per tenant.
+    """
     chance, asked, credit = random.Random(1), Counter[str](), dict.fromkeys(per_s, 0.0)
     end = loop.now + seconds
     while loop.now < end:
@@ -186,7 +192,7 @@ def test_a_flood_is_refused_early_and_what_is_served_has_not_waited_long(
         each.clear()
     asked = _flood(loop, 10, {"a": times * carried}, work=work)
     assert len(loop.begun) >= 0.95 * 10 * carried
-    # All that was asked has begun, was refused, or waits for no longer than any.
+    # Every request has begun, was refused, or is queued; the queue fits into the maximum wait.
     assert asked["a"] - len(loop.begun) - len(loop.refused) <= 1.5 * carried * MAX_WAIT_S
     assert max(loop.waited) <= 1.2 * MAX_WAIT_S
     assert all(0.9 * MAX_WAIT_S <= wait_s <= 1.5 * MAX_WAIT_S for _, wait_s in loop.refused)
@@ -268,7 +274,7 @@ def test_whatever_comes(steps: list[tuple[str, object, int]]) -> None:
         else:
             before = loop.queue.waiting
             began = loop.turn(float(str(value)))
-            # A turn begins with something, and with no more than it may.
+            # An iteration begins at least one queued request, and at most the maximum work.
             assert bool(began) is bool(before)
             assert began <= MAX_TURN_WORK
         assert loop.queue.waiting == sum(loop.queue.waiting_by_tenant.values())
@@ -276,7 +282,7 @@ def test_whatever_comes(steps: list[tuple[str, object, int]]) -> None:
         assert all(n <= MAX_WAITING for n in loop.queue.waiting_by_tenant.values())
     while loop.queue.waiting:
         assert loop.turn(0.01)
-    # What is left is nothing.
+    # The queue is empty: a new request begins at once, or the next iteration begins none.
     assert loop.queue.try_begin(1) or loop.turn(0.01) == 0
 
 
@@ -302,7 +308,7 @@ def test_the_forecast_follows_a_pace_that_has_changed(loop: Loop) -> None:
 
 
 def test_who_has_one_request_at_a_time_takes_no_more_than_its_part(loop: Loop) -> None:
-    """It leaves the queue with each of them, and comes back before the next turn."""
+    """A tenant that leaves the queue with each request and comes back gains no advantage."""
     work = Counter[str]()
     begun = 0
     for _ in range(200):
@@ -328,10 +334,13 @@ def test_one_request_a_turn_begins_while_what_has_begun_is_late(loop: Loop) -> N
 
 
 def test_a_queue_that_ends_for_a_moment_is_no_new_burst(loop: Loop) -> None:
-    """Else each such moment of a flood would let requests in that wait for two seconds."""
+    """A queue that is empty for a moment during a flood does not count as a new burst.
+
+    Requests of a burst may wait for two seconds, which is too long during a flood.
+    """
 
     def flood() -> int:
-        """Return how many requests may wait at the pace of one turn's work in 20 ms."""
+        """Fill the queue, empty it in iterations of 20 ms, and return how many requests it held."""
         while not loop.refused:
             loop.ask()
         waiting = loop.queue.waiting
@@ -343,7 +352,7 @@ def test_a_queue_that_ends_for_a_moment_is_no_new_burst(loop: Loop) -> None:
     first = flood()
     loop.turn(0.02)
     assert flood() <= 1.1 * MAX_STEADY_WAIT_S / 0.02 * MAX_TURN_WORK < first
-    loop.turn(10.0)  # it is calm
+    loop.turn(10.0)  # the flood is over
     assert flood() == first
 
 
@@ -361,7 +370,10 @@ def test_a_queue_refuses_while_much_more_is_asked_for_than_begins(loop: Loop) ->
 
 
 def test_requests_that_look_expensive_do_not_make_the_queue_refuse(loop: Loop) -> None:
-    """Others' tokens are held back while it refuses, so a few cheap refusals must not do that."""
+    """A few refusals of requests that look expensive do not make `is_refusing` true.
+
+    While it is true, the gateway holds back other requests' tokens.
+    """
     refusing = 0
     for number in range(1000):
         while loop.queue.waiting < 100:
@@ -376,7 +388,7 @@ def test_requests_that_look_expensive_do_not_make_the_queue_refuse(loop: Loop) -
 
 
 def test_bursts_of_which_none_is_refused_may_follow_each_other(loop: Loop) -> None:
-    """A program that opens 300 streams, again and again, gets all of them."""
+    """All streams begin if a program opens 300 of them again and again."""
     for _ in range(3):
         for _ in range(300):
             loop.ask()

@@ -1,4 +1,4 @@
-"""What is reserved counts as long as it may still be used."""
+"""Reserved tokens count against a limit for as long as the request may still use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WANTED = 900
 
 
 class Clock:
-    """`time`, as the limits ask it."""
+    """A replacement for the `time` module in the limits."""
 
     def __init__(self) -> None:
         self.now_s = 7_000.0
@@ -76,7 +76,7 @@ async def _open(accounting: Accounting, batch: Batch) -> Account:
 
 
 async def test_what_has_no_token_for_a_minute_keeps_its_reservation(clock: Clock) -> None:
-    """As a beam search, which tells of its tokens at its end."""
+    """A beam search reports its tokens only at its end, so its reservation lasts until then."""
     used: list[UsageRecord] = []
     accounting = Accounting(Limits(None), used.append, "base", logs_anonymous=True)
     batch = _beam_search()
@@ -89,7 +89,7 @@ async def test_what_has_no_token_for_a_minute_keeps_its_reservation(clock: Clock
             with pytest.raises(RateLimited):
                 await _open(accounting, _beam_search())
         batch.meter.tokens = 300
-    # Of what it did not use nothing is kept back, and what it used counts at its end.
+    # The end releases the tokens that were not used, and counts the used ones from then on.
     assert [one.completion_tokens for one in used] == [300]
     with pytest.raises(RateLimited, match="remaining 600"):
         await _open(accounting, _beam_search())

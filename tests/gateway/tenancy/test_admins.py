@@ -1,4 +1,4 @@
-"""Admins: how long their keys are, how often strangers may guess, and the line for what they do."""
+"""Admin keys: their minimum length, the limit on wrong guesses, and the audit log of actions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUDITED = {"admin", "action", "target", "outcome", "before", "after"}
 
 @pytest.fixture
 def gateway(stack: Stack, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """With two admins: one of the file and one of the settings."""
+    """Start a gateway with two admin keys, one from the file and one from the settings."""
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY), admin_keys=[key_hash(SECOND)])
     settings = {
         "config": config,
@@ -49,7 +49,7 @@ def test_a_short_key_is_refused_in_words() -> None:
 
 def test_guessing_is_noticed_and_locks_nobody_out(gateway: GatewayProcess) -> None:
     def guess(number: int) -> int:
-        # Whoever says another address each time is counted by the one that there is.
+        # A client that sends a different X-Forwarded-For each time is counted by its real address.
         said = {"authorization": f"Bearer guess-{number}", "x-forwarded-for": f"10.0.0.{number}"}
         return client.get("/v1/adapters", headers=said).status_code
 
@@ -60,7 +60,7 @@ def test_guessing_is_noticed_and_locks_nobody_out(gateway: GatewayProcess) -> No
         refused = client.get("/v1/adapters", headers={"authorization": "Bearer one-more"})
         assert refused.json()["error"]["code"] == "too_many_wrong_keys"
         assert refused.headers["x-should-retry"] == "false"
-        # All from the same address: the admins, a tenant, whoever has no key, and probes.
+        # Admins, a tenant, clients without a key and probes are served at the guesser's address.
         for key in (FIRST, SECOND):
             right = {"authorization": f"Bearer {key}"}
             assert client.get("/v1/adapters", headers=right).status_code == 200
@@ -92,7 +92,7 @@ def test_wrong_keys_are_counted_by_address_for_a_minute() -> None:
 def test_wrong_keys_take_bounded_memory() -> None:
     wrong = WrongKeys()
     for number in range(3 * MAX_ADDRESSES):
-        assert wrong.count("192.0.2.1") == number + 1  # never quiet, so never forgotten
+        assert wrong.count("192.0.2.1") == number + 1  # counted all the time, so never forgotten
         wrong.count(f"10.0.{number // 256}.{number % 256}")
     assert len(wrong) == MAX_ADDRESSES
 
@@ -125,7 +125,7 @@ def _upload(folder: Path, name: str) -> dict[str, Any]:
 
 
 def test_every_action_has_its_line(gateway: GatewayProcess) -> None:
-    """Also when only errors are logged; and what failed, whatever it was called."""
+    """Each admin action is logged even at log level error, and even if the action failed."""
     named = {"lora_name": "tokyo", "lora_path": "ja"}
     zh, ja = DEMO_ADAPTERS / "zh", DEMO_ADAPTERS / "ja"
     first = _call(gateway, FIRST, "POST", "/v1/adapters", **_upload(zh, "mine")).json()["served"]

@@ -1,4 +1,4 @@
-"""What a tenant can learn of others' prompts: nothing by figures or by where its own are sent."""
+"""Isolation of tenants' prompts: cached-token counts and routing do not reveal other prompts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_prompts_of_others_are_not_met_unless_all_trust_each_other(
             homes[who] = [answer["choices"][0]["text"] for answer in answers]
             assert {"prompt_tokens_details" in answer["usage"] for answer in answers} == {trust}
             assert ("prompt_tokens_details" in await _streamed_usage(client, who)) is trust
-            # Each tenant's own prompts stay where they are at home.
+            # Each tenant's repeated prompts go to the same replicas again.
             again = [await _complete(client, who, prompt) for prompt in PROMPTS]
             assert [answer["choices"][0]["text"] for answer in again] == homes[who]
         assert (homes["acme"] == homes["other"]) is trust

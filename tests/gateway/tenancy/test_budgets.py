@@ -1,4 +1,4 @@
-"""Tokens of a day and of a month, through the public door with real Redis."""
+"""Token budgets per day and month, tested through the HTTP API with a real Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer
 
 KEY = "sk-monthly-key"
-# Waited for where Redis stands still. One that answers has its turn before, on a busy machine too.
+# Timeout for tests that stop Redis. It is long enough for a running Redis on a busy machine.
 LATE_S = 5.0
 MANY = 10_000
 ACME = Tenant(name="acme", keys=[], models=["*"], tokens_per_day=100, tokens_per_month=150)
@@ -49,7 +49,7 @@ def _held(client: Redis, name: str) -> int:
 def test_two_gateways_spend_a_budget_together(
     stack: Stack, redis_server: RedisServer, at_redis: Redis, tmp_path: Path
 ) -> None:
-    """To the last token: what is refused while others run fits no more when they have ended."""
+    """Two gateways share a budget exactly, and refuse requests once it is spent."""
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY, tokens_per_month=1000))
     common: dict[str, object] = {
         "config": config,
@@ -58,7 +58,8 @@ def test_two_gateways_spend_a_budget_together(
         "admin_port": 0,
     }
     logs = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
-    ask = body(prompt="Count from 1 to 300", ignore_eos=True, max_tokens=16)  # 9 + 16 tokens
+    # 9 prompt tokens and 16 output tokens
+    ask = body(prompt="Count from 1 to 300", ignore_eos=True, max_tokens=16)
 
     async def ask_all(one: GatewayProcess, two: GatewayProcess) -> list[tuple[int, str]]:
         async with one.async_client(KEY) as first, two.async_client(KEY) as second:
@@ -75,7 +76,7 @@ def test_two_gateways_spend_a_budget_together(
     ):
         outcomes = asyncio.run(ask_all(one, two))
         assert outcomes.count((200, "")) == 40
-        # While answers run, their tokens may yet come back.
+        # While requests run, a refusal says to retry, because they may return reserved tokens.
         assert {code for _, code in outcomes} <= {"", "rate_limit_exceeded", "insufficient_quota"}
         until(lambda: _used(at_redis, "acme", "m") == 1000)
         for gateway in (one, two):
@@ -115,7 +116,7 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
         limits = Limits(shared)
         before = await _let_in(limits, 40)
         redis_server.signal(signal.SIGSTOP)
-        # Let in without being counted, and counted when Redis is back.
+        # Admitted without being counted. They are counted when Redis answers again.
         meanwhile = [await _let_in(limits, 50) for _ in range(3)]
         assert not shared.up
         before.close(30)
@@ -132,14 +133,14 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
             while standings.used_of("acme", "tokens_per_month") != 100:
                 await asyncio.sleep(0.05)
         assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (100, 100)
-        # A Redis that has forgotten all begins anew.
+        # An emptied Redis starts to count at zero.
         at_redis.flushall()
         (await _let_in(limits, 10)).close(7)
     assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (7, 7)
 
 
 async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: RedisServer) -> None:
-    """It may be away for long, and a booking for each request of that time would be gigabytes."""
+    """Spending during an outage is summed up, as an entry per request would take gigabytes."""
     much = 10**9
     roomy = Tenant(name="acme", keys=[], models=["*"], tokens_per_day=much, tokens_per_month=much)
     standings = BudgetUsage()
@@ -152,7 +153,7 @@ async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: Redis
         async with asyncio.timeout(60):
             while standings.used_of("acme", "tokens_per_month") != 40:
                 await asyncio.sleep(0.05)
-        redis_server.kill()  # with all that it counted
+        redis_server.kill()  # Redis loses everything it counted
         (await _let_in(limits, 10, roomy)).close(7)
         assert not shared.up
         tracemalloc.start()
@@ -193,7 +194,7 @@ async def test_what_is_known_to_be_used_up_is_refused_while_redis_is_late(
                 await asyncio.sleep(0.05)
         redis_server.signal(signal.SIGSTOP)
         try:
-            for _ in range(2):  # late, and then away
+            for _ in range(2):  # the first call finds Redis late, the second one unavailable
                 with pytest.raises(InsufficientQuota, match="limit 100, used 90, requested 11"):
                     await _let_in(limits, 11)
             (await _let_in(limits, 10)).close(0)
@@ -240,7 +241,7 @@ async def test_while_redis_is_away_a_budget_may_refuse() -> None:
 
 
 def test_without_redis_there_are_no_budgets(tmp_path: Path) -> None:
-    """They would begin anew with each process."""
+    """Budgets without Redis are refused at the start: each process would count from zero."""
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY, tokens_per_day=1))
     settings = Settings(tokenizer_dir=DEMO_MODEL, config=config)
     line = config.read_text().splitlines().index("  tokens_per_day: 1") + 1

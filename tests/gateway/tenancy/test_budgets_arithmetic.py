@@ -1,4 +1,4 @@
-"""Budgets as the script counts them, against a model of a few lines: many gateways, any time."""
+"""Budgets as the Redis script counts them, compared with a simple model over random steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.redis_server import RedisServer
 pytestmark = pytest.mark.slow
 
 LEASE_MS = 15_000
-START = datetime(2027, 12, 30, 22, tzinfo=UTC)  # a day, a month and a year end soon
+START = datetime(2027, 12, 30, 22, tzinfo=UTC)  # a day, a month and a year end soon after
 GATEWAYS = ("one", "two")
 PAUSES_MS = (0, 0, 0, 1, 4_000, 14_999, 16_000, 3 * 3600_000, 20 * 86_400_000)
 STEPS = st.lists(
@@ -37,7 +37,7 @@ STEPS = st.lists(
         st.sampled_from(PAUSES_MS),
         st.sampled_from(GATEWAYS),
         st.sampled_from(["take", "take", "settle", "settle", "renew"]),
-        st.integers(0, 60),  # tokens reserved, of which some are used
+        st.integers(0, 60),  # tokens reserved; the next number is the tokens used
         st.integers(0, 60),
         st.sampled_from(["", "", "", "the question is lost", "the answer is lost"]),
     ),
@@ -48,7 +48,11 @@ LIMIT = st.none() | st.integers(50, 250)
 
 
 class _Model:
-    """Used tokens count in the day and month of their report, held ones for their lease."""
+    """A model of the budgets.
+
+    Used tokens count in the day and month in which they are reported, reserved tokens until their
+    gateway's lease ends.
+    """
 
     def __init__(self) -> None:
         self.used: list[tuple[datetime, int]] = []
@@ -101,7 +105,7 @@ class _Gateway:
         self.spent = 0
 
     def calls(self, call: ScriptCall, lost: str) -> Grant | None:
-        """What the script answers, if that comes back. The model is to be told in the same way."""
+        """Run the script and update the model. Return the grant, or None if the call was lost."""
         if lost == "the question is lost":
             self.lease.lose()
             return None
@@ -128,7 +132,7 @@ class _Gateway:
             call = self.lease.call(asked)
             held: Any = call.state["held"]
             if lost != "the question is lost":
-                # Whatever was spare, it has given up.
+                # The call returns all tokens that the gateway had spare.
                 run.model.hold(self.name, held[TOKENS], run.now)
                 run.model.tell(self.name, run.now)
             waits = [
@@ -196,7 +200,8 @@ def test_budgets_are_counted_as_the_model_does(
         client.flushall()
         run = _Run(ScriptAt(client), asked)
         for pause, name, what, wanted, used, lost in steps:
-            if pause > 60_000:  # within an hour of a lost answer Redis is told again
+            # A gateway reports again within an hour of a lost answer, so report before long pauses
+            if pause > 60_000:
                 run.renew_all()
             run.now += timedelta(milliseconds=pause)
             gateway = run.gateways[name]
@@ -207,7 +212,7 @@ def test_budgets_are_counted_as_the_model_does(
             else:
                 gateway.renew(lost)
         run.renew_all()
-        # Whatever was lost on the way, each token was counted once.
+        # Each token was counted once, although calls and answers were lost.
         total = sum([gateway.spent for gateway in run.gateways.values()])
         assert sum([n for _, n in run.model.used]) == total
 
@@ -217,12 +222,13 @@ def test_budgets_are_counted_as_the_model_does(
 def test_no_budget_is_passed_where_leases_are_kept(
     shared_redis: RedisServer, limit: int, steps: list[Any]
 ) -> None:
-    """And where no answer uses more than it reserved; whatever is lost on the way."""
+    """Budgets hold if leases are renewed in time and no answer exceeds its reservation."""
     with shared_redis.client() as client:
         client.flushall()
         run = _Run(ScriptAt(client), limit_request("t", day=limit, month=2 * limit))
         for pause, name, what, wanted, used, lost in steps:
-            if pause > 60_000:  # within an hour of a lost answer Redis is told again
+            # A gateway reports again within an hour of a lost answer, so report before long pauses
+            if pause > 60_000:
                 run.renew_all()
             run.now += timedelta(milliseconds=pause)
             run.renew_all()
@@ -278,7 +284,7 @@ def test_a_redis_that_forgot_its_last_second_is_told_again(shared_redis: RedisSe
 
 
 def test_what_ended_is_dropped_and_nothing_expires(shared_redis: RedisServer) -> None:
-    """What makes room by age takes no budget; yet fields do not pile up."""
+    """Budget keys never expire, but fields of past days, months and leases are removed."""
     asked = limit_request("t", day=10**6, month=10**6, wanted=1)
     with shared_redis.client() as client:
         client.flushall()

@@ -1,4 +1,4 @@
-"""Keys made over the API: on all gateways of a Redis, on disk alone, never back once deleted."""
+"""API keys issued over the API, shared through Redis or on disk only, and their deletion."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.support.redis_server import RedisServer, running_redis
 OF_THE_FILE, ADMIN = "sk-the-key-of-acme", new_key()
 ACME, OTHER = tenant("acme", OF_THE_FILE), tenant("other", "sk-the-key-of-other")
 HANGS_AFTER_S = 120
-TRIES = 6  # new connections; whichever worker takes one
+TRIES = 6  # new connections, so that both workers are likely to get one
 
 
 @dataclass
 class Pair:
-    """Two gateways with disks of their own over one Redis; the second has two workers."""
+    """Two gateways with separate disks and one Redis. The second gateway has two workers."""
 
     redis: RedisServer
     config: Path
@@ -61,7 +61,7 @@ def _keys(
 
 
 def _done(gateway: GatewayProcess, method: str, path: str = "", **body: Any) -> httpx.Response:
-    """As `_keys`, asked again while the answer is that Redis is late: it may be given no turn."""
+    """Call `_keys` again while Redis is too slow, which the gateway answers with 503."""
     deadline = time.monotonic() + HANGS_AFTER_S
     while (answer := _keys(gateway, method, path, **body)).status_code == 503:
         assert time.monotonic() < deadline, answer.text
@@ -84,7 +84,10 @@ def _statuses(gateway: GatewayProcess, key: str) -> set[int]:
 
 
 def _status(gateway: GatewayProcess, key: str) -> int:
-    """On a new connection. httpx would read all authorities of this machine for each."""
+    """Return the status of a request on a new connection.
+
+    httpx would load all of the machine's CA certificates for each connection.
+    """
     with closing(HTTPConnection("127.0.0.1", gateway.port, timeout=60)) as connection:
         connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
         return connection.getresponse().status
@@ -106,7 +109,7 @@ def test_a_key_is_shown_once_and_works_everywhere_until_it_is_deleted(pair: Pair
     assert (old["object"], old["tenant"], old["expires_at"]) == ("key", "acme", None)
     assert old["created_by"] == key_hash(ADMIN)[:15]
     assert _statuses(pair.one, old["value"]) == {200}
-    # Two at once: the one is deleted when everybody has the other.
+    # A rotation needs both keys at once: the old key is deleted after all clients have the new one.
     for gateway in (pair.one, pair.two):
         for made in (old, new):
             _becomes(gateway, made["value"], 200)
@@ -131,7 +134,7 @@ def test_a_key_is_shown_once_and_works_everywhere_until_it_is_deleted(pair: Pair
 
 
 def _files(pair: Pair) -> Iterator[str]:
-    """All that is kept of keys, on disk and in Redis."""
+    """Yield all stored data about keys, from the disks and from Redis."""
     for path in pair.config.parent.rglob("@keys/*"):
         yield path.read_text()
     with pair.redis.client() as client:
@@ -152,7 +155,7 @@ def test_only_admins_and_only_for_tenants_of_the_file(pair: Pair) -> None:
     }
     for wrong in ({"note": "a\nb"}, {"note": "x" * 257}, {"expires_in": 0}, {"admin": True}):
         assert _keys(pair.one, "POST", tenant="acme", **wrong).status_code == 400
-    # The key ends with its tenant, and without a deletion it is the tenant's again.
+    # A key is refused while its tenant is not in the file, and works again once the tenant is back.
     write_config(pair.config, OTHER)
     for gateway in (pair.one, pair.two):
         _becomes(gateway, made["value"], 401)
@@ -168,7 +171,7 @@ def test_an_expired_key_is_refused(pair: Pair) -> None:
     with pair.one.client(made["value"]) as client:
         answer = client.get("/v1/models")
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    # Redis is input: nobody prolongs it there, and others' writing is left alone.
+    # Redis is untrusted: a forged expiry has no effect, and invalid values are not overwritten.
     with pair.redis.client() as client:
         record = json.loads(client.hget(KEYS, made["id"]) or b"")
         forged = json.dumps(record | {"expires": None}).encode()
@@ -211,7 +214,7 @@ def test_without_redis_keys_stay_as_they_are(pair: Pair) -> None:
     try:
         refused = _keys(pair.one, "POST", tenant="acme")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "keys_unavailable")
-        # What can be done is done, and it is said that this is not all.
+        # The gateway that gets the request ends the key, and says that other gateways may not have.
         refused = _keys(pair.one, "DELETE", f"/{gone['id']}")
         assert "ended on this gateway" in refused.json()["error"]["message"]
         assert refused.status_code == 503
@@ -226,7 +229,7 @@ def test_without_redis_keys_stay_as_they_are(pair: Pair) -> None:
         for made, status in ((kept, 200), (lost, 401)):
             for gateway in (pair.one, pair.two):
                 assert _statuses(gateway, made["value"]) == {status}
-        # A gateway that starts now does not: the key may have been deleted elsewhere meanwhile.
+        # A gateway that starts now accepts no issued key, because the key may be deleted elsewhere.
         pair.one.__exit__(None, None, None)
         pair.one.__enter__()
         assert "KEYS MADE OVER THE API ARE NOT TAKEN YET" in pair.one.text
@@ -236,7 +239,7 @@ def test_without_redis_keys_stay_as_they_are(pair: Pair) -> None:
         assert httpx.get(f"{pair.one.url}/v1/models", timeout=PATIENCE_S).status_code == 401
     finally:
         pair.redis.start()
-    # What comes back is from before the deletions.
+    # Restore what Redis had before the deletions.
     with pair.redis.client() as client:
         client.hset(KEYS, mapping=before)  # type: ignore[arg-type]
     for gateway in (pair.one, pair.two):

@@ -1,4 +1,4 @@
-"""Copies of keys, with a real redis-server: what is joined, what is trusted, what is left alone."""
+"""Copies of issued keys on disk and in a real Redis: merging, trust and invalid data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW = 1_800_000_000
 
 @pytest.fixture
 def copies(shared_redis: RedisServer, tmp_path: Path) -> Iterator[Callable[..., KeyCopies]]:
-    """A gateway with a disk of this name, as it is after its start."""
+    """Return a function that starts a gateway's copies with a disk of the given name."""
     made: list[KeyCopies] = []
 
     def start(name: str, shared: bool = True, workers: Path | None = None) -> KeyCopies:
@@ -69,7 +69,7 @@ def test_a_stale_disk_and_an_old_snapshot_bring_no_key_back(
     one.revoke(gone.id, NOW)
     at_shared_redis.delete(KEYS)
     at_shared_redis.hset(KEYS, mapping=before)
-    # The second one's disk, and what Redis has now, are from before.
+    # Gateway two's disk and Redis have the state before the revocation.
     assert _valid(one) == {kept.id}
     assert _valid(copies("two")) == {kept.id}
     assert _valid(copies("three")) == {kept.id}
@@ -81,7 +81,10 @@ def test_a_stale_disk_and_an_old_snapshot_bring_no_key_back(
 def test_what_redis_lacks_is_told_once(
     copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis
 ) -> None:
-    """And then nobody writes any more: gateways do not answer each other for ever."""
+    """A gateway repairs a record once.
+
+    Gateways must not overwrite each other's repairs for ever.
+    """
     one, two, key = copies("one"), copies("two"), _record()
     one.add(key)
     two.poll()
@@ -133,7 +136,7 @@ def test_a_disk_that_fails_keeps_no_revoked_key_alive(
     with pytest.raises(OSError, match="No such file"):
         one.poll()
     assert one.records[key.id].revoked
-    # And the other way round: it ends what it is told to end.
+    # A gateway whose disk fails can still revoke a key, through Redis.
     key = _record()
     two.add(key)
     with pytest.raises(OSError, match="No such file"):
@@ -173,7 +176,7 @@ def test_a_broken_file_is_no_key_and_stays_for_whoever_wants_to_look(
     assert set(copies("one").records) == {key.id}
     assert (tmp_path / "alone" / "keys.broken").exists()
     assert (tmp_path / "one" / "keys.broken").exists()
-    # Who had read it before goes on.
+    # A gateway that has read its file before still has the keys.
     assert _valid(one) == {key.id}
     assert len(_valid(alone)) == 1
 
@@ -197,7 +200,7 @@ def test_garbage_in_redis_turns_no_key_off_and_admits_nobody(
     one.add(key)
     at_shared_redis.delete(KEYS)
     damage(at_shared_redis, key.id)
-    with suppress(KeysUnavailable):  # it is no hash
+    with suppress(KeysUnavailable):  # the damaged value may be no hash
         one.poll()
     assert set(one.records) == {key.id}
     assert not copies("two").records.keys() - {key.id}
@@ -249,7 +252,7 @@ async def test_uses_that_redis_does_not_take_are_told_the_next_time(
     access.uses[key.id] = 120
     for _ in range(2):
         async with IssuedKeys(copies("one"), access):
-            pass  # they are told at its end
+            pass  # uses are written to Redis when the block ends
     assert access.uses == {key.id: 120}
     at_shared_redis.delete(USED)
     async with IssuedKeys(copies("one"), access):

@@ -1,4 +1,4 @@
-"""Nothing but a restart with the setting turns keys off, whatever becomes of the file."""
+"""API keys stay required: only a restart with the setting turns them off, never a file change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _asks_for_keys(gateway: GatewayProcess) -> bool:
 
 @pytest.mark.parametrize("text", ["", "limits: {}\n", "# tenants: []\n", "anonymous: true\n"])
 def test_no_reload_turns_keys_off(stack: Stack, tmp_path: Path, text: str) -> None:
-    """On a loopback host, and with the setting that lets a gateway start without keys."""
+    """A reload must not turn keys off, even on a loopback host with anonymous access allowed."""
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY))
     with GatewayProcess(tmp_path / "g", stack, config=config, **ALLOWED) as gateway:
         assert _asks_for_keys(gateway)
@@ -65,7 +65,7 @@ def test_no_start_is_open_by_accident(
 
 
 def test_an_open_gateway_gets_keys_and_keeps_them(stack: Stack, tmp_path: Path) -> None:
-    """And all of its workers do, also one that starts when the file says the opposite again."""
+    """All workers require keys, also one that starts after the file is changed back."""
     config = tmp_path / "c.yaml"
     config.write_text("anonymous: true\n")
     settings = {"config": config, "workers": 2, "redis_url": stack.redis, **ALLOWED}
@@ -82,10 +82,10 @@ def test_an_open_gateway_gets_keys_and_keeps_them(stack: Stack, tmp_path: Path) 
         workers = psutil.Process(gateway.process.pid).children()
         victim = min(worker.pid for worker in workers)
         os.kill(victim, signal.SIGKILL)
-        # The next one is refused, and tried again; the other serves on.
+        # The new worker refuses the file and is started again. The other worker continues to serve.
         gateway.wait_for("ended with 2; starting another", within_s=HANGS_AFTER_S)
         assert gateway.process.poll() is None
-        for _ in range(20):  # whichever worker takes the connection
+        for _ in range(20):  # both workers are likely to get a connection
             assert httpx.get(f"{gateway.url}/v1/models", timeout=PATIENCE_S).status_code == 401
         write_config(config, tenant("acme", KEY))
         _until(lambda: len(_listening(gateway)) == 2)
@@ -93,7 +93,7 @@ def test_an_open_gateway_gets_keys_and_keeps_them(stack: Stack, tmp_path: Path) 
 
 
 def _listening(gateway: GatewayProcess) -> list[psutil.Process]:
-    """The workers that have got as far as to serve: they have loaded the tokenizer."""
+    """Return the workers that have loaded the tokenizer and serve."""
     workers = psutil.Process(gateway.process.pid).children()
     return [worker for worker in workers if worker.is_running() and worker.net_connections("unix")]
 

@@ -1,4 +1,4 @@
-"""Blocks of units that workers take, over real Redis: what they save, and that they come back."""
+"""Blocks of quota that workers lease from a real Redis, and the return of unused quota."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _calls(client: Redis) -> int:
 
 
 def _blocks(client: Redis) -> list[bytes]:
-    """Units of the tenant that gateways are granted."""
+    """Return the blocks of the tenant's quota that workers hold."""
     fields: Any = client.hgetall("limits:{t}")
     return [value for name, value in fields.items() if name.startswith(b"g:")]
 
@@ -64,7 +64,7 @@ async def test_of_61_requests_to_eight_workers_in_turn_60_pass(redis_server: Red
 async def test_in_the_middle_of_a_window_requests_make_no_round_trips(
     redis_server: RedisServer, at_redis: Redis
 ) -> None:
-    """Ten thousand requests of two workers, of which each would make three calls."""
+    """Two workers serve 10,000 requests with few calls. Without blocks it would be 30,000 calls."""
     async with AsyncExitStack() as stack:
         workers = await _workers(stack, redis_server, 2)
         before, began = _calls(at_redis), time.monotonic()
@@ -94,7 +94,7 @@ async def test_a_worker_without_requests_returns_its_block(
         assert _blocks(at_redis)
         await _until_returned(at_redis)
         async with asyncio.timeout(60):
-            while limits._active:  # an idle tenant costs nothing
+            while limits._active:  # an idle tenant is forgotten
                 await asyncio.sleep(0.02)
 
 
@@ -102,7 +102,7 @@ async def test_a_worker_without_requests_returns_its_block(
 async def test_the_last_request_of_a_minute_passes_whoever_has_a_block(
     redis_server: RedisServer, requests: int
 ) -> None:
-    """Eight workers with blocks; then one of them wants all that is left."""
+    """Eight workers have blocks, and one of them then gets all of the remaining quota."""
     ask = limit_request("t", requests=requests)
     async with AsyncExitStack() as stack:
         workers = await _workers(stack, redis_server, WORKERS)
@@ -120,7 +120,7 @@ async def test_a_place_that_another_worker_has_spare_is_had(
     ask = limit_request("t", concurrent=100)
     async with AsyncExitStack() as stack:
         one, two = await _workers(stack, redis_server, 2)
-        for _ in range(1000):  # it has a block then
+        for _ in range(1000):  # worker one has a block of slots afterwards
             await _take(one, ask)
             one.settle(Settlement(ask, slots=1))
         taken = [await _take(two, ask) for _ in range(100)]
@@ -154,11 +154,11 @@ async def test_a_burst_at_once_shares_calls(redis_server: RedisServer, at_redis:
         before = _calls(at_redis)
         decisions = await asyncio.gather(*[_take(limits, ask) for _ in range(60)])
         assert [decision.refused for decision in decisions].count(None) == 40
-        assert _calls(at_redis) - before <= 10  # 60 where each makes its own
+        assert _calls(at_redis) - before <= 10  # a call per request would make 60
 
 
 async def test_a_block_is_of_no_use_once_redis_is_lost(redis_server: RedisServer) -> None:
-    """Redis has forgotten the block, so the same units may be granted to others."""
+    """A worker drops its block: Redis has forgotten it, and may grant the same units again."""
     ask = limit_request("t", requests=1000)
     async with AsyncExitStack() as stack:
         one, two = await _workers(stack, redis_server, 2)
@@ -176,7 +176,7 @@ async def test_a_block_is_of_no_use_once_redis_is_lost(redis_server: RedisServer
         for _ in range(600):
             for limits in (one, two):
                 passed += (await _take(limits, ask)).refused is None
-        # At most 100 were not reported before, and are counted now.
+        # At most 100 requests were unreported when Redis died; they are counted now.
         assert 900 <= passed <= 1000
 
 
@@ -191,7 +191,7 @@ async def test_a_smaller_limit_holds_at_once(redis_server: RedisServer) -> None:
 
 
 def test_a_question_that_arrives_late_takes_nothing_away(shared_redis: RedisServer) -> None:
-    """The late answer was given up and says less than the next one, which has overtaken it."""
+    """A call that the next call overtook changes nothing in Redis."""
     now_ms = 1_700_000_000_000
     few, many = (limit_request("t", concurrent=100, places=places) for places in (1, 90))
     with shared_redis.client() as client:
@@ -207,7 +207,7 @@ def test_a_question_that_arrives_late_takes_nothing_away(shared_redis: RedisServ
 
 
 def test_the_lease_of_one_that_died_counts_as_used_at_its_end(shared_redis: RedisServer) -> None:
-    """Admissions of its last moments were never reported."""
+    """Redis counts a dead worker's lease as used, as its last admissions were not reported."""
     now_ms = [1_700_000_000_000]
     ask = limit_request("t", requests=640)
     with shared_redis.client() as client:
@@ -222,7 +222,7 @@ def test_the_lease_of_one_that_died_counts_as_used_at_its_end(shared_redis: Redi
         rest = 0
         while lives.take(ask).refused is None:
             rest += 1
-        # The rest of its last block counts, too: nobody knows that it was not used.
+        # The rest of the dead worker's last block counts as well, since it may have been used.
         assert 560 < passed + rest < 640
         now_ms[0] += 62_000
         assert lives.take(ask).refused is None

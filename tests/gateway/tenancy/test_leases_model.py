@@ -1,7 +1,7 @@
-"""Leases of several gateways against the real script: whatever is late, lost or dies.
+"""Leases of several gateways against the real script, with late and lost calls and crashes.
 
-Each gateway is the state machine that the product runs; calls, answers and time pass as the test
-says. A model of a few lines knows what really ran, and when.
+The gateways run the product's state machine. The test controls calls, answers and time, and a
+simple model records which requests really ran, and when.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(ACTS),
         st.integers(0, GATEWAYS - 1),
-        st.integers(1, 30),  # how many requests ask or end
-        st.integers(1, 6),  # tokens reserved, of which some are used
+        st.integers(1, 30),  # number of requests that start or end
+        st.integers(1, 6),  # tokens reserved; the next number is the tokens used
         st.integers(0, 6),
         st.sampled_from(PAUSES_MS),
     ),
@@ -58,20 +58,20 @@ class _Running:
     request: LimitRequest
     gateway: _Gateway
     is_lost: bool = False
-    """Its gateway did not reach Redis within its lease: what it holds may be given to others."""
+    """The gateway did not reach Redis within its lease, so Redis may grant the units to others."""
 
 
 class _World:
-    """Requests that really run and units that were really used."""
+    """A record of the requests that really ran and the tokens that were really used."""
 
     def __init__(self, script: ScriptAt, limits: LimitRequest) -> None:
         self.script = script
         self.limits = limits
         self.now = START_MS
         self.admitted: list[int] = []
-        """Times in ms, one for each request."""
+        """Time of each request in ms."""
         self.used: list[tuple[int, int]] = []
-        """Times, and how many tokens."""
+        """(time in ms, number of tokens)."""
         self.running: list[_Running] = []
         self.gateways = [_Gateway(self, f"g{n}") for n in range(GATEWAYS)]
         self.born = GATEWAYS
@@ -89,11 +89,14 @@ class _World:
         assert used + held <= most.get("tokens_per_minute", 10**9)
         places = sum([one.request.slots for one in self.running if not one.is_lost])
         assert places <= most.get("concurrent_requests", 10**9)
-        # A lease that ended counts as used, though it may not have been.
+        # A lease that expires counts as used in Redis, although its units may be unused.
         self.faults += any(one.heard + LEASE_MS <= self.now for one in self.gateways)
 
     def replace(self, gateway: _Gateway) -> None:
-        """One dies with what runs there; what it asked may still arrive. Another one starts."""
+        """Kill a gateway with its requests, and start another one.
+
+        The dead gateway's call may still arrive at Redis.
+        """
         if gateway.call is not None and gateway.numbers is None:
             self.lost.append((gateway.name, gateway.call))
         self.running = [one for one in self.running if one.gateway is not gateway]
@@ -102,7 +105,7 @@ class _World:
 
 
 class _Gateway:
-    """A process, and the call that is under way."""
+    """A gateway process and its call in progress."""
 
     def __init__(self, world: _World, name: str) -> None:
         self.world, self.name = world, name
@@ -114,7 +117,7 @@ class _Gateway:
         self.spent = 0
 
     def ask(self, count: int, tokens: int) -> None:
-        """Requests one after the other, until one must wait."""
+        """Start requests one after the other, until one has to wait for Redis."""
         for _ in range(count):
             request = _of(self.world.limits, tokens)
             if not self.admits(request):
@@ -123,7 +126,7 @@ class _Gateway:
                 return
 
     def serve(self, count: int, tokens: int) -> None:
-        """Requests one after the other, each answered at once."""
+        """Start requests one after the other, with an immediate answer to each call."""
         self.answer()
         for _ in range(count):
             self.ask(1, tokens)
@@ -186,7 +189,7 @@ class _Gateway:
             self.call = self.lease.call()
 
     def lose(self, *, question: bool) -> None:
-        """Redis is lost to this one, as by a timeout; it connects anew."""
+        """Lose the call or its answer, as on a timeout. The gateway then connects again."""
         if self.call is None:
             return
         if question and self.numbers is None:
@@ -199,7 +202,7 @@ class _Gateway:
         self.world.faults += 1
 
     def settle_down(self) -> None:
-        """Tell all, until there is nothing to tell."""
+        """End all requests and report to Redis until nothing is left to report."""
         self.execute()
         self.answer()
         self.end(10**6, 1)
@@ -278,15 +281,15 @@ def test_no_minute_has_more_than_the_limit_whatever_is_lost(
 
 
 def _check_returned(world: _World, client: Any, every: list[_Gateway]) -> None:
-    """Nothing is counted that nobody has, and each token of a budget once."""
+    """Assert that Redis counts nothing that no gateway holds, and each budget token once."""
     alive = [b"g:" + one.name.encode() for one in world.gateways]
-    # A question that arrives when all is over counts until its lease ends.
+    # A call that arrives after the end counts until its lease expires.
     assert world.lost_arrived or not [n for n in client.hgetall("limits:{t}") if n in alive]
     if world.limits.budgets:
         fields: Any = client.hgetall("budgets:{t}")
         used = sum([int(value) for name, value in fields.items() if name[:1] == b"d"])
         told = sum([one.spent for one in world.gateways])
-        # Of those that died, what they had told.
+        # Gateways that died had reported only a part of what they spent.
         assert told <= used <= sum([one.spent for one in every])
     if not world.faults and world.now < START_MS + WINDOW_MS:
         _check_exact(world, client)
@@ -307,7 +310,7 @@ def _check_returned(world: _World, client: Any, every: list[_Gateway]) -> None:
 
 
 def _check_exact(world: _World, client: Any) -> None:
-    """Without faults, all is counted once: in its second or a later one."""
+    """Assert that without faults every unit is counted exactly once."""
     fields: Any = client.hgetall("limits:{t}")
     counted = {
         kind: sum([int(value) for name, value in fields.items() if name[:2] == kind])

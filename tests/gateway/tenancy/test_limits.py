@@ -1,4 +1,4 @@
-"""Limits, through the public door with real Redis: shared, exact, and never in the way."""
+"""Rate limits, tested through the HTTP API with a real Redis: shared, exact and without delays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer
 from tests.support.triton_server import LONG_ANSWER, LONG_SEQ_LEN
 
-# Nothing is counted by a test before.
+# Start each test with an empty Redis.
 pytestmark = pytest.mark.usefixtures("at_shared_redis")
 
 KEYS = {
@@ -31,7 +31,7 @@ KEYS = {
 def gateways(
     long_stack: Stack, shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
-    """Two processes with one configuration and one Redis, and metrics on a second port."""
+    """Start two gateways with the same configuration and Redis, and metrics on a second port."""
     folder = tmp_path_factory.mktemp("limits")
     config = write_config(
         folder / "gateway.yaml",
@@ -57,7 +57,7 @@ def gateways(
 
 
 def _count(**fields: Any) -> dict[str, Any]:
-    """A prompt of 9 tokens whose answer goes on for as long as it may."""
+    """Return a request with a prompt of 9 tokens and an answer of the maximum length."""
     return body(prompt="Count from 1 to 300", ignore_eos=True, **fields)
 
 
@@ -115,7 +115,7 @@ def test_tokens_are_reserved_and_then_settled_by_what_was_used(
     gateways: tuple[GatewayProcess, GatewayProcess], shared_redis: RedisServer
 ) -> None:
     with gateways[0].client(KEYS["large"]) as client, gateways[1].client(KEYS["large"]) as other:
-        # The answer ends long before the 200 tokens that it reserves.
+        # The answer ends long before it has used the 200 tokens that the request reserves.
         first = client.post("/v1/completions", json=_count(max_tokens=200, stop=[","]))
         usage = first.json()["usage"]
         reserved = usage["prompt_tokens"] + 200
@@ -123,7 +123,7 @@ def test_tokens_are_reserved_and_then_settled_by_what_was_used(
         assert usage["total_tokens"] < reserved
         assert usage["completion_tokens"] < 20
         expected = 500 - usage["total_tokens"] - usage["prompt_tokens"] - 1
-        # It is settled without anybody waiting for that.
+        # Unused tokens are returned after the answer, without delaying it.
         until(lambda: _count_used(shared_redis, "large") == usage["total_tokens"])
         second = other.post("/v1/completions", json=_count(max_tokens=1))
         assert int(second.headers["x-ratelimit-remaining-tokens"]) == expected
@@ -166,14 +166,14 @@ def test_requests_at_once_are_counted_over_all_gateways(
     with gateways[0].client(KEYS["single"]) as one, gateways[1].client(KEYS["single"]) as two:
         with one.stream("POST", "/v1/completions", json=LONG) as running:
             assert running.status_code == 200
-            lines = running.iter_lines()  # kept: without it httpx closes the stream
+            lines = running.iter_lines()  # keep a reference: httpx closes the stream otherwise
             assert next(lines)
             for client in (one, two):
                 answer = client.post("/v1/completions", json=body())
                 assert answer.status_code == 429
                 assert "concurrent requests: limit 1" in answer.json()["error"]["message"]
                 assert answer.headers["retry-after"] == "1"
-        _until_served(two)  # the client above left in the middle
+        _until_served(two)  # the stream above was closed before its end
 
 
 def test_choices_prompts_and_beams_count_as_what_they_take(
@@ -184,7 +184,7 @@ def test_choices_prompts_and_beams_count_as_what_they_take(
             assert one.post("/v1/completions", json=body() | fields).status_code == 200, fields
         with one.stream("POST", "/v1/completions", json=LONG | {"n": 2}) as running:
             assert running.status_code == 200
-            lines = running.iter_lines()  # kept: without it httpx closes the stream
+            lines = running.iter_lines()  # keep a reference: httpx closes the stream otherwise
             assert next(lines)
             answer = two.post("/v1/completions", json=body())
             assert answer.status_code == 429
@@ -204,7 +204,7 @@ def test_choices_prompts_and_beams_count_as_what_they_take(
 def test_a_request_too_many_is_refused_before_its_prompt_is_looked_at(
     gateways: tuple[GatewayProcess, GatewayProcess],
 ) -> None:
-    """Of a prompt without end and of a request too many, the second is told."""
+    """A request above the rate limit gets that error, even if its prompt is also too long."""
     endless = body(prompt=TOO_LONG)
     with gateways[0].client(KEYS["once"]) as client:
         first = client.post("/v1/completions", json=endless)
@@ -240,7 +240,10 @@ def _count_used(redis_server: RedisServer, name: str) -> int:
 def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_full(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """One that names no limit. The engine gives 150 tokens a second, up to some 2000."""
+    """Tokens of a long answer without max_tokens are counted as they come.
+
+    The engine sends 150 tokens per second, and up to about 2000 in total.
+    """
     engine = paced_engine(tmp_path / "engine", tokens_per_second=150.0, first_token_ms=10.0)
     config = write_config(
         tmp_path / "c.yaml",
@@ -271,7 +274,7 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_
                 assert '"finish_reason":"length"' in events[-1]
                 at_once = max(at_once, *(event.count("Z") for event in events))
         used = sum(_seconds(redis_server, "t").values())
-        # What comes in one piece, since somebody had no turn for a while, is counted as one.
+        # Tokens that arrive together after a pause of a process are counted together.
         assert 1024 + 9 < used < 1700 + 150 + at_once
         refused = client.post("/v1/completions", json=_count(max_tokens=500))
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
@@ -280,7 +283,7 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_
 
 
 def _seconds(redis_server: RedisServer, name: str) -> dict[str, int]:
-    """The seconds in which tokens of a tenant are counted."""
+    """Return the tokens of a tenant that are counted in each second."""
     with redis_server.client() as client:
         fields: Any = client.hgetall(f"limits:{{{name}}}")
     return {k.decode(): int(v) for k, v in fields.items() if k.startswith(b"t:") and int(v)}
@@ -303,11 +306,11 @@ def test_a_gateway_that_dies_gives_its_requests_back(
         second.client(KEYS["single"]) as two,
     ):
         with one.stream("POST", "/v1/completions", json=LONG) as running:
-            lines = running.iter_lines()  # kept: without it httpx closes the stream
+            lines = running.iter_lines()  # keep a reference: httpx closes the stream otherwise
             assert next(lines)
             assert two.post("/v1/completions", json=body()).status_code == 429
             first.process.kill()
-        _until_served(two)  # a lease is 15 s
+        _until_served(two)  # the dead gateway's lease ends after 15 s
 
 
 def test_limits_change_with_the_configuration(

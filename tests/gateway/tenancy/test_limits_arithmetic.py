@@ -1,4 +1,4 @@
-"""The arithmetic of the limits: what may pass, and that Lua and Python agree on it."""
+"""The arithmetic of rate limits: no minute exceeds a limit, and Lua and Python agree."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.redis_server import RedisServer
 MINUTE_MS = 60_000
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 40_000),  # ms since the step before
+        st.integers(0, 40_000),  # ms since the previous step
         st.integers(1, 60),  # tokens reserved
-        st.integers(0, 60),  # tokens really used
-        st.booleans(),  # whether the oldest running request ends first
-        st.integers(1, 9),  # places
+        st.integers(0, 60),  # tokens used
+        st.booleans(),  # True if the oldest running request ends first
+        st.integers(1, 9),  # slots
     ),
     max_size=60,
 )
@@ -36,7 +36,7 @@ class _Running(NamedTuple):
 
 
 class _Run:
-    """Plays steps against one counter and remembers what passed."""
+    """A run of steps against one counter, with a record of the admitted requests."""
 
     def __init__(self, requests: int | None, tokens: int | None, concurrent: int | None) -> None:
         self.limits = requests, tokens, concurrent
@@ -44,7 +44,7 @@ class _Run:
         self.local = LocalLimits(lambda: self.now)
         self.running: list[_Running] = []
         self.passed: list[tuple[int, int]] = []
-        """Times in ms, and what was reserved then."""
+        """(time in ms, tokens reserved) of each admitted request."""
 
     def ask(self, wanted: int, places: int = 1) -> LimitRequest:
         requests, tokens, concurrent = self.limits
@@ -65,7 +65,10 @@ class _Run:
         return decision
 
     def settlement(self) -> Settlement:
-        """End the request; another that runs may hold on to a part of its reservation."""
+        """End the oldest request and return its settlement.
+
+        A third of its used tokens stays reserved, as if another request that runs still held them.
+        """
         asked, used = self.running.pop(0)
         places = 0 if self.limits[2] is None else asked.slots
         if self.limits[1] is None:
@@ -99,14 +102,14 @@ def test_no_minute_lets_more_pass_than_the_limit(
 def test_the_wait_is_true_and_not_too_long(
     requests: int | None, tokens: int | None, steps: list[Any], wanted: int
 ) -> None:
-    """After `wait_ms` the request passes; a millisecond before it does not."""
+    """The request passes after `wait_ms`, and is still refused a millisecond earlier."""
     run = _Run(requests, tokens, None)
     for pause, reserved, used, settled, places in steps:
         run.now += pause // 10
         run.take(run.ask(reserved, places), used)
         if settled and run.running:
             run.local.settle(run.settlement())
-    while run.running:  # nobody knows when one ends
+    while run.running:  # end all, because the forecast cannot know when running requests end
         run.local.settle(run.settlement())
     decision = run.local.take(run.ask(wanted))
     if decision.wait_ms == NEVER:
@@ -133,7 +136,7 @@ def test_settling_gives_back_what_was_not_used(reserved: int, used: int) -> None
 
 
 def test_what_is_used_later_counts_from_then() -> None:
-    """Reserved in second 5 and used in second 60, it is in the way until second 121."""
+    """Tokens reserved in second 5 and used in second 60 count until second 121."""
     now_ms = [5_000]
     limits = LocalLimits(lambda: now_ms[0])
     asked = limit_request("t", tokens=50, wanted=50)
@@ -169,13 +172,13 @@ def test_redis_counts_as_python_does(
     concurrent: int | None,
     steps: list[Any],
 ) -> None:
-    """One gateway that reports at once, whatever it has spare."""
+    """The decisions equal those of Python if a gateway returns all spare units after each step."""
     run = _Run(requests, tokens, concurrent)
     with shared_redis.client() as client:
         client.flushall()
         lease = LeaseAt(ScriptAt(client), "g", lambda: run.now)
         for pause, wanted, used, settled, places in steps:
-            # Within a lease: what it holds of places would end with it.
+            # Report every 10 s, so that the lease and its slots do not expire.
             for _ in range(pause // 10_000):
                 run.now += 10_000
                 lease.report()
@@ -187,7 +190,7 @@ def test_redis_counts_as_python_does(
                 lease.report()
             asked = run.ask(wanted, places)
             if asked.limits:
-                lease.lease._refusal = None  # one that is repeated says what was counted before
+                lease.lease._refusal = None  # a cached refusal would have older counts
                 assert lease.take(asked) == run.take(asked, used)
                 lease.report()
 

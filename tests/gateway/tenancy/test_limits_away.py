@@ -1,4 +1,4 @@
-"""Redis is late or away: each gateway counts alone, and nobody waits for it."""
+"""Rate limits while Redis is slow or unavailable: each gateway counts alone and does not wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIVEN_UP = "Redis has not answered within"
 async def test_an_answer_that_trickles_is_not_waited_for(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each byte comes in time, so no read of the connection ever times out."""
+    """A Redis that sends its answer byte by byte is given up, although no read times out."""
     trickles = asyncio.Event()
     serving: list[asyncio.Task[None] | None] = []
 
@@ -64,7 +64,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(
             assert last is None
             assert caplog.text.count(GIVEN_UP) == before + 1
             trickles.clear()
-            # What was counted for nobody is given back.
+            # Units that Redis counted for abandoned calls are returned.
             async with asyncio.timeout(60):
                 while (decision := await limits.take(ask)) is None or decision.refused is not None:
                     await asyncio.sleep(0.05)
@@ -74,7 +74,10 @@ async def test_an_answer_that_trickles_is_not_waited_for(
 async def test_while_redis_is_late_it_is_told_and_one_request_alone_waits(
     redis_server: RedisServer,
 ) -> None:
-    """Redis counts as available: its connection has a longer timeout than a request's patience."""
+    """Only one request waits for a slow Redis. The following requests are counted locally.
+
+    The Redis connection's timeout is longer than a request's maximum wait, so it stays open.
+    """
     ups: list[bool] = []
     ask = limit_request("t", requests=100)
     async with SharedLimits(redis_server.url, ups.append, timeout_s=PATIENT_S) as limits:
@@ -96,7 +99,7 @@ async def test_while_redis_is_late_it_is_told_and_one_request_alone_waits(
 async def test_what_ends_as_redis_is_lost_holds_nothing_afterwards(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check of the server's role fails before the settlement is sent."""
+    """A settlement that is lost because the role check fails is sent later."""
     for module in ("primary", "redis_role"):
         monkeypatch.setattr(f"lora_store.{module}.ROLE_CHECK_S", 0.0)
     ask, other = limit_request("t", concurrent=1), limit_request("other", requests=100)
@@ -114,7 +117,7 @@ async def test_what_ends_as_redis_is_lost_holds_nothing_afterwards(
         limits.settle(Settlement(ask, slots=1))
         limits.spend(Spending("spender", budget.budgets, 30))
         redis_server.start()
-        for _ in range(2):  # with the first, what is held and spent is renewed
+        for _ in range(2):  # the first call after the outage also sends settlements and spending
             await take(other)
         assert (await take(ask)).refused is None
         assert (await take(budget)).quotas["tokens_per_day"].used == 30
@@ -124,7 +127,7 @@ async def test_what_ends_as_redis_is_lost_holds_nothing_afterwards(
 def test_redis_away_costs_nobody_a_wait(
     stack: Stack, redis_server: RedisServer, tmp_path: Path, how: str
 ) -> None:
-    """Each gateway then counts alone, and together again once Redis is back."""
+    """Each gateway counts alone while Redis is down, and counts with others once it is back."""
     config = write_config(tmp_path / "c.yaml", tenant("t", "sk-t-key", requests_per_minute=3))
     with (
         GatewayProcess(
@@ -144,7 +147,7 @@ def test_redis_away_costs_nobody_a_wait(
             redis_server.signal(signal.SIGSTOP)
         else:
             redis_server.kill()
-        # They are all answered while Redis is away.
+        # All requests are answered while Redis is down.
         statuses = [client.post("/v1/completions", json=body()).status_code for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
         assert metric(metrics, "gateway_limits_shared") == 0
@@ -156,8 +159,8 @@ def test_redis_away_costs_nobody_a_wait(
         until(lambda: metric(metrics, "gateway_limits_shared") == 1)
         answer = client.post("/v1/completions", json=body())
         assert answer.status_code == 200
-        # A stopped Redis has not forgotten the first request. One that was killed may have been
-        # told of it before or after.
+        # A stopped Redis still has the first request. A killed one may have got the gateway's
+        # report before or after its death.
         left = int(answer.headers["x-ratelimit-remaining-requests"])
         assert left in ((1, 2) if how == "killed" else (1,))
 

@@ -1,4 +1,4 @@
-"""Requests of one tenant that wait for many calls, all of which Redis answers in time."""
+"""Many queued requests of one tenant, while Redis answers each call in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ ANSWERED_WITHIN_S = 0.004
 
 
 class SlowScript:
-    """Answers each call soon: no token is left; `may_return` says if others have some spare."""
+    """A fake script caller, whose answer after 4 ms is that no tokens are left.
+
+    `may_return` is 1 in the answer if other gateways have spare tokens.
+    """
 
     def __init__(self, url: str, timeout_s: float, **callbacks: Any) -> None:
         self.epoch = 0
@@ -46,7 +49,7 @@ class SlowScript:
 async def test_who_waits_behind_many_is_still_counted_in_redis(
     monkeypatch: pytest.MonkeyPatch, may_return: bool
 ) -> None:
-    """Together the calls take longer than Redis may take for one."""
+    """All calls together take longer than the time limit of one call, but Redis stays in use."""
     monkeypatch.setattr(redis, "ScriptCaller", SlowScript)
     async with redis.SharedLimits("redis://unused") as limits:
         limits._caller.may_return = may_return  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""No call of keys, overrides, agents and limits blocks Redis for long, however much is stored."""
+"""Redis calls for keys, overrides, agents and limits: none blocks Redis for long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _nothing(run: int) -> None:
 
 
 def test_keys(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
-    """Revoked ones are kept, so there are more each year. Redis may have lost all of them."""
+    """Measure a large number of keys, which Redis lacks at first.
+
+    Revoked keys are stored as well.
+    """
     one, _ = make_record("acme", "n" * 64, None, "sha256:01234567")
     records = [_numbered(one, number) for number in range(_KEYS)]
     keys = SharedKeys(shared_redis.url)
@@ -52,7 +55,7 @@ def _numbered(one: KeyRecord, number: int) -> KeyRecord:
 
 
 def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_path: Path) -> None:
-    """The largest number allowed, all of which Redis has lost after each run."""
+    """Measure the maximum number of overrides, which Redis lacks before each run."""
     copies = OverrideCopies(tmp_path, shared_redis.url)
 
     def prepare(run: int) -> None:
@@ -71,7 +74,7 @@ def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_
 
 
 def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
-    """There are 40 agents that hold 5,000 versions each, and 200 gateways that use 200 of them."""
+    """Measure 40 agents with 5,000 versions each, and 200 gateways that use 200 versions each."""
     notices = PeftNotices(RedisSettings(shared_redis.url, timeout_s=30))
     holds = frozenset(f"{n:064x}" for n in range(5_000))
     held = AgentState(boot="b", revision=1, replicas=("triton:8001",), path="/peft", holds=holds)
@@ -93,7 +96,7 @@ def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Red
 
 
 async def test_limits(redis_server: RedisServer, at_redis: redis.Redis) -> None:
-    """Each second of a minute has requests and tokens, and a fleet of processes has leases."""
+    """Measure a tenant with counts in each second of a minute, and leases of many processes."""
     now = int(time.time())
     end = (now + 3600) * 1000
     seconds = {f"{kind}:{now - ago}": 5 for kind in "rt" for ago in range(60)}

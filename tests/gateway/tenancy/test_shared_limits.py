@@ -1,4 +1,4 @@
-"""What gateways count together in Redis: leases, settlements, keys that others wrote to."""
+"""Limits that gateways count together in Redis: leases, settlements and invalid data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
         decision = await limits.take(ask)
         assert decision is not None
         assert decision.refused is None
-        # Another one's view, though all that the first one told has been lost.
+        # Redis loses the report of the first gateway. A second gateway must still see its request.
         at_redis.flushall()
         deadline = time.monotonic() + 60
         while not at_redis.exists("limits:{t}"):
@@ -58,7 +58,7 @@ async def test_what_is_settled_is_told_before_the_end(
 async def test_an_answer_that_nobody_waits_for_is_given_back(
     redis_server: RedisServer, steps: int
 ) -> None:
-    """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
+    """A call that is cancelled before or during its answer leaves nothing counted."""
     ask = limit_request("t", tokens=9, concurrent=1, day=9, wanted=9)
     async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
         for _ in range(20):
@@ -158,7 +158,7 @@ _LOADS = ("script", "script|load")
 
 
 WILD: dict[str, str | bytes] = {
-    "r:99999999999": "1",  # the script would walk to that second
+    "r:99999999999": "1",  # the script would step through all seconds up to this one
     "t:99999999999999999999": "1",
     "r:": "1",
     "r:1e9": "1",

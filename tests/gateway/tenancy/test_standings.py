@@ -1,4 +1,4 @@
-"""Budgets that are nearly used are listed until they are not, or their day or month ends."""
+"""The list of nearly spent budgets, up to date and without past days or months."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_budget_is_listed_from_80_percent_on_as_it_stands() -> None:
         standings.update(_report(used))
         (text,) = standings.nearly_used.values()
         assert text == f"acme has used {used} of 100 tokens per day"
-    standings.update(_report(120, limit=1000))  # an operator has given more
+    standings.update(_report(120, limit=1000))  # an operator has raised the limit
     assert standings.nearly_used == {}
 
 

@@ -1,4 +1,4 @@
-"""Keys, through the public door: who may come in, and what each may use or know of."""
+"""API keys, tested through the HTTP API: what each key may use and what it reveals."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_a_key_may_not_use(
             client.post("/detokenize", json={"model": model, "tokens": [1]}),
         ]
         assert {_error(answer) for answer in answers} == {expected}
-        # Nothing tells what exists from what does not.
+        # The error is the same for a model that exists and one that does not.
         if expected[0] == 404:
             message = answers[0].json()["error"]["message"]
             assert message.startswith(f"The model `{model}` does not exist. GET /v1/models lists ")
@@ -231,7 +231,7 @@ def test_a_wrong_file_ends_the_start(stack: Stack, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> None:
-    """Keys come and go while requests run; those of the tenant that stays never fail."""
+    """Requests with an unchanged tenant's key never fail while other keys are added and removed."""
     config = write_config(tmp_path / "gateway.yaml", tenant("stays", ACME))
     with GatewayProcess(tmp_path, stack, config=config, host="0.0.0.0") as gateway:
         done = asyncio.Event()
@@ -248,11 +248,11 @@ async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> N
             extra = [tenant("comes", OTHER)] if number % 2 == 0 else []
             write_config(config, tenant("stays", ACME), *extra)
             gateway.process.send_signal(signal.SIGHUP)
-            # Not by the log: the file is also looked at, and may be put in force twice.
+            # Poll the API, not the log: the file is also polled and may be loaded twice.
             async with gateway.async_client(OTHER) as other, asyncio.timeout(60):
                 while (await other.get("/v1/models")).status_code != (200 if extra else 401):
                     await asyncio.sleep(0.02)
-        # Wrong in itself, and wrong for an address that everybody reaches.
+        # The first file is invalid. The second is valid, but would turn keys off.
         for number, (text, reason) in enumerate(
             (("tenants: [3]", ":1: "), ("", "DOES NOT TURN KEYS OFF"))
         ):

@@ -1,4 +1,4 @@
-"""The usage log: exactly one true line for each request, however it ends."""
+"""The usage log: exactly one correct line for each request, however the request ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.triton_server import LONG_ANSWER
 
 KEY, OTHER_KEY = "sk-acme-key", "sk-other-key"
 TEXT = "hello"
-# Tokens that fit into what an engine may send before it is read, and into no connection's buffers.
+# More tokens than all socket buffers hold, but fewer than an engine may send unread.
 UNREAD = 3000
 FIELDS = {
     "id", "request_id", "tenant", "model", "adapter", "adapter_version", "prompt_tokens",
@@ -37,7 +37,7 @@ FIELDS = {
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """All lines; each must be whole."""
+    """Return all records of the log. Assert that every line is complete."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert all(set(record) == FIELDS for record in records)
     assert len({record["id"] for record in records}) == len(records)
@@ -49,7 +49,7 @@ async def _wait_for_records(path: Path, count: int) -> list[dict[str, Any]]:
     while len(records := _records(path)) < count:
         assert time.monotonic() < deadline, records
         await asyncio.sleep(0.02)
-    await asyncio.sleep(0.1)  # for one too many
+    await asyncio.sleep(0.1)  # leave time for a wrong additional record
     assert len(_records(path)) == count
     return records
 
@@ -61,7 +61,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 class _Case:
-    """A gateway with a tenant in front of an engine that answers TEXT, or breaks at a step."""
+    """A gateway with two tenants before an engine that answers TEXT or fails at a step."""
 
     def __init__(self, folder: Path, fault: Fault | None, step: int = 2) -> None:
         save_tokenizer(folder)
@@ -118,7 +118,7 @@ async def test_one_record_for_every_end(
         answer = await clock.leap_once(
             lambda: fault == "stall" and case.servicer.reached > 0, asked
         )
-        # Whoever has seen the end of the answer finds its line.
+        # The record is in the file before the client sees the end of the answer.
         (record,) = _records(case.log)
         assert record["status"] == status
         assert (record["prompt_tokens"], record["completion_tokens"]) == tokens
@@ -135,7 +135,7 @@ async def test_one_record_for_every_end(
         for kind, expected in zip(("prompt", "completion"), tokens, strict=True):
             counted = metrics("gateway_tenant_tokens_total", labels | {"kind": kind})
             assert counted == expected
-        # The only permit of this tenant is back, and only what was used is counted.
+        # The request's slot is free again, and only the tokens that it used are counted.
         case.servicer.fault = None
         again = await client.post("/v1/completions", json=REQUEST, headers=HEADERS)
         assert again.status_code == 200
@@ -187,7 +187,7 @@ async def test_a_deadline_of_the_clients_own_makes_nothing_free(
 async def test_a_beam_search_that_is_broken_off_is_paid_for(
     long_stack: Stack, tmp_path: Path, how: str
 ) -> None:
-    """Its prompt, and the steps that it asked for with each of its beams."""
+    """A beam search that ends early is billed for its prompt and all tokens it asked for."""
     clock = EventClock()
     log = tmp_path / "usage.jsonl"
     beams = body(n=3, use_beam_search=True, ignore_eos=True, temperature=0) | {"model": "m"}
@@ -209,7 +209,7 @@ async def test_a_beam_search_that_is_broken_off_is_paid_for(
                 timeout=240,
             )
         )
-        # The engine is at work on it.
+        # Wait until the engine works on the request.
         if how == "deadline":
             answer = await clock.leap_once(lambda: steps() >= before + 20, asking, 180)
             assert answer.status_code == 504
@@ -238,14 +238,14 @@ async def test_one_record_when_the_client_leaves(
         asking = asyncio.create_task(client.post("/v1/completions", json=asked, headers=HEADERS))
         await _until(lambda: case.servicer.reached == choices)
         case.servicer.fault = None
-        # Answered on the same connection to the engine: all that came before it has arrived too.
+        # This request uses the same connection to the engine, so all earlier data has arrived.
         headers = {"authorization": f"Bearer {OTHER_KEY}"}
         between = await client.post("/v1/completions", json=REQUEST, headers=headers)
         assert between.status_code == 200
         asking.cancel()
         _, record = await _wait_for_records(case.log, 2)
         assert (record["status"], record["finish"]) == (499, [])
-        # The prompt was worked on for a client that was there.
+        # The prompt is billed, as the client was still connected when the engine processed it.
         assert (record["prompt_tokens"], record["completion_tokens"]) == (3, step * choices)
         again = await client.post("/v1/completions", json=REQUEST, headers=HEADERS)
         assert again.status_code == 200
@@ -254,12 +254,15 @@ async def test_one_record_when_the_client_leaves(
 
 @pytest.mark.parametrize("how", ["hang-up", "hang-up behind the end", "deadline"])
 async def test_who_reads_nothing_pays_for_what_the_engine_made(tmp_path: Path, how: str) -> None:
-    """Little of it has gone to the client: the rest waits at the gateway, and is thrown away."""
+    """A client that reads nothing is billed for all tokens that the engine made.
+
+    Most of the tokens wait in the gateway for the client, and are then discarded.
+    """
     clock, loop = EventClock(), asyncio.get_running_loop()
     case = _Case(tmp_path, "stall", step=UNREAD)
     case.servicer.tokens = ids_of(tmp_path, "a" * UNREAD)
     if how != "hang-up behind the end":
-        case.servicer.tokens.append(0)  # which never comes
+        case.servicer.tokens.append(0)  # a last token that never comes
     settings: dict[str, Any] = {"max_seq_len": 2 * UNREAD, "write_timeout": 3600}
     async with (
         serving(case.servicer) as endpoint,
@@ -278,14 +281,14 @@ async def test_who_reads_nothing_pays_for_what_the_engine_made(tmp_path: Path, h
             await loop.sock_sendall(reader, post("/v1/completions", content, headers))
             every = len(case.servicer.tokens)
             await _until(lambda: case.servicer.given == every)
-            # Answered on the same connection to the engine: all that came before has arrived too.
+            # This request uses the same connection to the engine, so all earlier data has arrived.
             case.servicer.tokens, case.servicer.fault = ids_of(tmp_path, TEXT), None
             headers_of_other = {"authorization": f"Bearer {OTHER_KEY}"}
             between = await client.post("/v1/completions", json=REQUEST, headers=headers_of_other)
             assert between.status_code == 200
             if how == "deadline":
                 clock.leap(700)
-                await asyncio.sleep(0.01)  # its timer is due before
+                await asyncio.sleep(0.01)  # let the timer of the request run first
         _, record = await _wait_for_records(case.log, 2)
     status = 504 if how == "deadline" else 499
     assert (record["tenant"], record["status"], record["finish"]) == ("acme", status, [])
@@ -374,7 +377,7 @@ async def test_echo_alone_and_beams_are_counted(tmp_path: Path) -> None:
 
 
 def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_path: Path) -> None:
-    """Every request has one whole line in one of the files, and the bill is what clients saw."""
+    """Each request has one complete line in one of the files, which agrees with the response."""
     log, old = tmp_path / "usage.jsonl", tmp_path / "usage.jsonl.1"
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY), tenant("other", OTHER_KEY))
     common: dict[str, object] = {
@@ -382,7 +385,8 @@ def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_
         "usage_log": log,
         "adapters": json.dumps({"acme/zh": str(DEMO_ADAPTERS / "zh")}),
         "admin_port": 0,
-        "tenants_trust_each_other": True,  # so that the answer tells of cached tokens too
+        # so that responses contain the number of cached tokens, too
+        "tenants_trust_each_other": True,
     }
     with (
         GatewayProcess(tmp_path / "1", stack, **common) as first,
@@ -390,7 +394,7 @@ def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_
     ):
         seen = asyncio.run(_load([first, second], log, old))
         records = _records(old) + _records(log)
-        # A client that leaves is noticed in a moment.
+        # The gateway notices clients that left a moment later.
         deadline = time.monotonic() + 60
         while len(records) < len(seen) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -426,7 +430,7 @@ def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_
 async def _load(
     gateways: list[GatewayProcess], log: Path, old: Path
 ) -> dict[str, tuple[str, dict[str, Any] | None]]:
-    """By request id: whose it was, and the usage that the client was told, if it stayed."""
+    """Return, by request id, the tenant and the usage in the response, None if the client left."""
     seen: dict[str, tuple[str, dict[str, Any] | None]] = {}
     chance = random.Random(1)
 
@@ -438,7 +442,7 @@ async def _load(
         request_id = f"r{number}"
         async with gateway.async_client(key) as client:
             headers = {"x-request-id": request_id}
-            if number % 5 == 0:  # leaves in the middle
+            if number % 5 == 0:  # disconnects in the middle
                 fields |= {"stream": True, "max_tokens": 1500, "ignore_eos": True}
                 async with client.stream(
                     "POST", "/v1/completions", json=fields, headers=headers

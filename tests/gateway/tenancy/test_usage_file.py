@@ -1,4 +1,4 @@
-"""The file of the usage log: deleted, renamed, shared, on a disk that is full."""
+"""The file of the usage log: deleted, renamed, shared by processes, and on a full disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _usage(number: int, writer: str = "a") -> UsageRecord:
 
 
 def _ids(path: Path) -> list[str]:
-    """Of all lines but empty ones; each must be whole."""
+    """Return the ids of all records. Assert that every line is complete."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["id"] for line in lines if line.strip()]
 
@@ -57,14 +57,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def _ask(client: httpx.AsyncClient) -> str:
-    """The id of the record that a request must have."""
+    """Send a request, and return the id of the usage record that it must have."""
     answer = await client.post("/v1/completions", json={"model": "m", "prompt": "xyz"})
     assert answer.status_code == 200
     return str(answer.json()["id"]).removeprefix("cmpl-")
 
 
 async def _ask_until(client: httpx.AsyncClient, done: Callable[[], bool]) -> list[str]:
-    """The ids of the records of as many requests as it takes."""
+    """Send requests until the condition holds, and return the ids of their records."""
     ids: list[str] = []
     async with asyncio.timeout(60):
         while not done():
@@ -103,7 +103,7 @@ async def test_a_file_that_is_replaced_without_a_signal(folder: Path) -> None:
 
 @pytest.mark.parametrize("then", ["another request", "the end"])
 async def test_a_file_that_is_deleted_without_a_signal(folder: Path, then: str) -> None:
-    """No record is lost: what went to the file that nobody can find any more is in the next."""
+    """Records written to the deleted file are written again to the new file."""
     log = folder / "usage.jsonl"
     servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
     async with serving(servicer) as endpoint:
@@ -119,7 +119,10 @@ async def test_a_file_that_is_deleted_without_a_signal(folder: Path, then: str) 
 
 
 def test_where_no_file_can_be_made(tmp_path: Path) -> None:
-    """What nobody can find any more is lost, and counted; what a renamed file takes is not."""
+    """Records in a deleted file are lost and counted if no new file can be created.
+
+    Records in a renamed file are not lost.
+    """
     logs, away = tmp_path / "logs", tmp_path / "away"
     logs.mkdir()
     log = logs / "usage.jsonl"
@@ -183,8 +186,8 @@ def test_a_cut_line_takes_no_line_of_another_worker_with_it(tmp_path: Path, cut:
 
 
 def _write_cut_lines(path: Path, lost: Any) -> None:
-    """A worker whose lines are cut now and then; tells in `lost` how many it has lost."""
-    logging.disable()  # standard error may be a file as well
+    """Write lines from another process, some of which are cut, and count lost lines in `lost`."""
+    logging.disable()  # standard error may be a file, to which the size limit applies as well
     log = UsageLog(path, lambda: setattr(lost, "value", lost.value + 1))
     chance = random.Random(1)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -196,7 +199,7 @@ def _write_cut_lines(path: Path, lost: Any) -> None:
 
 @pytest.mark.slow
 def test_lines_that_come_between_a_cut_and_its_mending_are_whole(tmp_path: Path) -> None:
-    """Two processes, and the one with room writes as often as it can."""
+    """No line of another process is damaged while one process repairs its cut lines."""
     path = tmp_path / "usage.jsonl"
     context = multiprocessing.get_context("spawn")
     lost = context.Value("i", 0)

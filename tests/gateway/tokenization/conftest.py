@@ -1,4 +1,4 @@
-"""The demo's tokenizer, loaded as a gateway loads it."""
+"""A fixture with the demo model's tokenizer, loaded as a gateway loads it."""
 
 from __future__ import annotations
 

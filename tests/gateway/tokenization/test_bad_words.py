@@ -1,4 +1,4 @@
-"""Bad words are known by the ids that they have wherever they stand in a text."""
+"""The token ids of bad words, which match a word at the beginning of a text and inside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.small_tokenizers import BYTES
 
 
 def _sentencepiece() -> Tokenizer:
-    """As Llama 2's: a space is part of the word behind it, and a text begins with one."""
+    """Return a tokenizer like Llama 2's, which puts a space before a text and each word."""
     letters = [*"▁abcdefghijklmnopqrstuvwxyz,.", "th", "the", "▁the"]
     vocab = {
         piece: at for at, piece in enumerate([*letters, *(f"<0x{n:02X}>" for n in range(256))])

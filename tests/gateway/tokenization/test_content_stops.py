@@ -1,4 +1,4 @@
-"""Stop strings of messages with reasoning: content alone is searched, however the text is cut."""
+"""Stop strings of messages with reasoning: only the content is searched, however it is chunked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _parts(events: list[object]) -> Parts:
 
 
 def _read(asked: Generation, written: str, sizes: list[int], *, as_text: bool) -> list[TextDelta]:
-    """The deltas of a stream until its finish."""
+    """Return the deltas of a stream up to its finish."""
     stream = PieceStream(BYTES, asked) if as_text else TextStream(VOCABULARY, asked)
     pieces = list(split_text(written, sizes))
     deltas: list[TextDelta] = []
@@ -103,7 +103,8 @@ def test_in_messages_that_are_no_reasoning(
             if header != ANALYSIS:
                 shown, stopped = StopStrings((stop,), include=include).end(text)
             if header == CALL and stopped is not None:
-                # The reader takes what may begin a marker for the end of a call that was cut.
+                # If a stop string cuts a call, the parser drops a trailing `<` or `<|`, which may
+                # begin an end marker.
                 shown = re.sub(r"<\|?$", "", shown)
             if shown:
                 want[header].append(shown)

@@ -1,4 +1,4 @@
-"""Control tokens in what clients write are text, and everything else has the ids it always had."""
+"""Control tokens in messages of clients: they are encoded as text, and other text is unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ops.commands.up import DEMO_MODEL
 from tests.support.small_tokenizers import BYTES
 
 BEGIN, END, ROLE = "<|begin|>", "<|end|>", "<user>"
-# The last two hold others, as whole and in part.
+# The last two overlap with other tokens.
 TOKENS = [BEGIN, END, ROLE, "<eos>", "<|end|><|begin|>", "|end|>"]
 TEMPLATE = (
     "{% for m in messages %}<|begin|>{{ m.role }}<user>\n{{ m.content | trim }}"
@@ -36,13 +36,16 @@ def _with_tokens(tokenizer: Tokenizer, *, normalized: bool = True, **flags: Any)
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     special = [token for token in TOKENS if token != ROLE]
     tokenizer.add_tokens([AddedToken(t, special=True, normalized=False, **flags) for t in special])
-    # As DeepSeek's tokenizers have it: what begins a turn is not called special.
+    # DeepSeek's tokenizers, too, do not mark the token that begins a message as special.
     tokenizer.add_tokens([AddedToken(ROLE, special=False, normalized=normalized)])
     return tokenizer
 
 
 def _of_bytes(**options: Any) -> Tokenizer:
-    """As sentencepiece's with byte fallback: Llama 2 (`Prepend`), Gemma, Mistral (`Metaspace`)."""
+    """Return a sentencepiece-like BPE tokenizer with byte fallback.
+
+    Llama 2 uses `Prepend` as the normalizer; Mistral uses `Metaspace` as the pre-tokenizer.
+    """
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "▁e": 257, "<unk>": 258}
     vocab |= {"e": 259, "n": 260, "en": 261}
     merges = [("▁", "e"), ("e", "n")]
@@ -83,7 +86,11 @@ def _hidden(text: str) -> str:
 
 
 def _expected(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[int]:
-    """By a tokenizer, and a template, that call the tokens by names which nobody writes."""
+    """Return the expected ids, computed after every control token is renamed.
+
+    The new names in the tokenizer and the template never occur in messages, so text that clients
+    write cannot match a control token.
+    """
     definition = json.loads(tokenizer.to_str())
     for token in definition["added_tokens"]:
         token["content"] = _hidden(token["content"])
@@ -183,7 +190,7 @@ def test_errors_of_templates_read_as_the_client_wrote() -> None:
 
 
 def test_a_model_that_knows_the_words_itself_refuses_them() -> None:
-    """As Unigram's do: their search for pieces finds special ones, too."""
+    """A Unigram model itself finds special tokens in text, so such a message is refused."""
     pieces = [("<unk>", 0.0), (END, 0.0), ("a", -1.0), ("b", -1.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, 0, byte_fallback=False))
     tokenizer.add_special_tokens([END])
@@ -194,7 +201,10 @@ def test_a_model_that_knows_the_words_itself_refuses_them() -> None:
 
 
 def test_what_stands_for_a_token_never_reaches_the_model() -> None:
-    """Not where the tokenizer would not find the token, for what its normalizer does, either."""
+    """The private alias of a control token is never encoded as text.
+
+    The normalizer here changes the text, so the tokenizer does not find every control token.
+    """
     tokenizer = _with_tokens(_of_bytes(normalizer=LLAMA_2), normalized=True)
     prompts = Prompts(tokenizer, {"chat_template": TEMPLATE}, [])
     ids = _ids(prompts, [{"role": "user", "content": END}])
@@ -211,14 +221,14 @@ def test_an_operator_may_let_them_be_tokens() -> None:
 
 @given(st.lists(st.text("<|ab. ", min_size=1, max_size=5), min_size=1), st.text("<|ab. "))
 def test_an_expression_for_many_words(words: list[str], text: str) -> None:
-    """The first that is there, and the longest of those that begin where it does."""
+    """The expression matches the first word in the text, and at equal starts the longest."""
     found = re.search(build_alternation(words), text)
     there = [(text.index(word), -len(word)) for word in words if word in text]
     assert (found and (found.start(), -len(found[0]))) == min(there, default=None)
 
 
 def test_many_words_are_looked_for_at_once() -> None:
-    """Each begins at many a place of some text, which is read once all the same."""
+    """The expression shares common prefixes, so matching reads a text only once."""
     expression = build_alternation([f"<|reserved_special_token_{n}|>" for n in range(256)])
     assert expression.count("reserved") == 1
 

@@ -1,4 +1,4 @@
-"""Which ids end an answer, and who is told: the engine, or the text behind a minimum."""
+"""Token ids that end an answer, at the engine or in the gateway's check after `min_tokens`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def prompts() -> Prompts:
     [
         ({}, False, END, (STOP, (ASKED,), (FURTHER,)), ()),
         ({}, True, None, (STOP, (ASKED,)), ()),
-        # An engine would stop at once: it holds nothing back but its end id.
+        # The engine applies min_tokens only to its end id. It would stop at once at any other id,
+        # so the gateway checks those.
         (HELD, False, END, (), (ASKED, FURTHER)),
         (HELD, True, None, (), (ASKED,)),
-        # An engine would find the strings in thoughts, too.
+        # The engine would also find the stop strings in the reasoning.
         ({"message": MessageForm(reasoning=THINK)}, False, END, ((ASKED,), (FURTHER,)), ()),
         ({"message": MessageForm(channel=TURN)}, False, END, ((ASKED,), (FURTHER,)), ()),
         ({"message": MessageForm("hermes")}, False, END, (STOP, (ASKED,), (FURTHER,)), ()),
-        # Behind a guide's end nothing but ends can be chosen, so that one of them must end it.
+        # After the guide's end only end ids can be sampled, so the engine stops despite ignore_eos.
         ({"guide": GUIDE}, True, END, (STOP, (ASKED,), (FURTHER,)), ()),
         ({"guide": GUIDE, **HELD}, True, END, ((ASKED,), (FURTHER,)), ()),
     ],

@@ -1,4 +1,4 @@
-"""Long prompts: the ids that the tokenizer gives, at four bytes each."""
+"""Long prompts: correct token ids, stored at four bytes each."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ async def test_ids_of_a_long_prompt(prompts: Prompts, kind: str, special: bool) 
         expected = prompts.tokenizer.encode("").ids + expected
     if not isinstance(text, str):
         expected = [text.control._real.get(token_id, token_id) for token_id in expected]
-    # Of what was asked before, only what is new is tokenized.
+    # The second call tokenizes only text that the first one did not cache.
     for _ in range(2):
         found = await prompts.encode(text, add_special_tokens=special)
         assert found.tolist() == expected
 
 
 async def test_ids_are_kept_at_four_bytes_each(prompts: Prompts) -> None:
-    await prompts.encode(LONG, add_special_tokens=True)  # what is made at first use
+    # fill the lazy caches before memory is measured
+    await prompts.encode(LONG, add_special_tokens=True)
     tracemalloc.start()
     ids = await prompts.encode(LONG, add_special_tokens=True)
     kept, _ = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""Steps on the event loop: one in each turn, tenants in turn."""
+"""The event loop scheduler: one step per loop iteration, round robin over tenants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_tenants_take_steps_in_turn() -> None:
             order.append(tenant)
 
     await asyncio.gather(*[work(tenant) for tenant in "aaabc"])
-    # The first found no other.
+    # Step 0 ran before other tenants had queued.
     for start in (1, 4, 7, 10):
         assert sorted(order[start : start + 3]) == ["a", "b", "c"]
     assert len(order) == 20

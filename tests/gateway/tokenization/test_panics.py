@@ -1,6 +1,6 @@
-"""A panic of the tokenizer is a 500 for the request that met it, and nothing to any other.
+"""A panic of the Rust tokenizer: a 500 for the request that caused it, no effect on others.
 
-Panics of Rust are no `Exception` in Python.
+Python sees a Rust panic as a BaseException that is no Exception.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TEXT = "hello"
 
 
 def _panics_above(folder: Path, tokens: int) -> None:
-    """Makes the tokenizer in `folder` one that panics over every text of more tokens."""
+    """Save a tokenizer in `folder` that panics on a text of more than `tokens` tokens."""
     save_tokenizer(folder)
     path = folder / "tokenizer.json"
     definition = json.loads(path.read_text(encoding="utf-8"))
-    # A stride as long as what is left: `tokenizers` has an assertion against that.
+    # A stride equal to the truncation length fails an assertion in `tokenizers`.
     definition["truncation"] = {
         "direction": "Right",
         "max_length": tokens,
@@ -55,7 +55,7 @@ async def test_one_request_is_answered_and_others_go_on(tmp_path: Path, stream: 
 
 async def test_where_the_engines_bytes_are_received_others_share_the_connection() -> None:
     class Panic(BaseException):
-        """As pyo3's PanicException."""
+        """A stand-in for pyo3's PanicException."""
 
     def panics(_: object) -> bool:
         raise Panic

@@ -1,4 +1,4 @@
-"""Tokens of a text in pieces are those of the text, and no book is encoded at once."""
+"""Token counts of streamed text, counted in blocks instead of one call for a long text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = ("the", "capital", "of", "\u65e5\u672c", "is,", "(1)", "\n", "caf\u00e9"
 
 
 class Recorder:
-    """A tokenizer and the longest text that it was given."""
+    """A tokenizer that records the length of the longest text it encoded."""
 
     longest = 0
 

@@ -1,4 +1,4 @@
-"""Long texts by their words, in steps on the event loop; what is left to the library, off it."""
+"""Encoding of long texts: cached words on the event loop, new words by the library in a thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _random_words(chars: int, seed: int = 0) -> str:
 
 
 def _asked(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The texts that the library is given from now on, and the threads in which it is."""
+    """Record each text that the tokenizers library encodes from now on, with the thread's id."""
     asked: list[tuple[str, int]] = []
     encode = prompts._encode_with_library
 
@@ -48,13 +48,13 @@ def _asked(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 
 async def _encode(prompts: Prompts, text: str, tenant: str = "") -> array[int]:
-    """Without what is cached of turns."""
+    """Return the ids of `text`, bypassing the cache of conversation turns."""
     [ids] = await prompts._encoder.encode([text], add_special_tokens=False, tenant=tenant)
     return ids
 
 
 async def _learn(prompts: Prompts, text: str) -> None:
-    """Until the library is needed no more."""
+    """Cache every word of `text`, so that encoding it needs no library call."""
     assert prompts._words is not None
     for block in prompts._words.cut_blocks(text):
         prompts._words.encode(block, add_special_tokens=False, learns_all=True)
@@ -84,7 +84,7 @@ async def test_new_words_are_encoded_in_a_thread_and_known_ones_are_not(
     new = " ".join([LONG[:20_000], _random_words(50_000), LONG[:20_000]])
     text = f"{new} {LONG[:20_000]} {_random_words(20_000, seed=1)}"
     assert await _encode(prompts, text) == _expected(prompts, text)
-    # One text for each run of blocks.
+    # Neighbouring blocks with new words are joined into one library call.
     assert len(asked) == 2
     assert threading.get_ident() not in {thread for _, thread in asked}
     assert 60_000 < sum(len(each) for each, _ in asked) < 100_000
@@ -99,13 +99,13 @@ async def test_short_texts_of_new_words_need_no_thread(
         text = _random_words(chars)
         assert await prompts.encode(text, add_special_tokens=False) == _expected(prompts, text)
         assert asked.pop() == (text, threading.get_ident())
-        # Its words are looked for once.
+        # The text was searched for cached words only once.
         assert seen.blocks.popitem()[1] == [text]
     assert not asked
 
 
 class _LoopTurns:
-    """Counts turns of the event loop, and the blocks that are encoded in each."""
+    """A recorder of the text blocks that are encoded in each event loop iteration."""
 
     def __init__(self, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
         self.blocks: dict[int, list[str]] = {}
@@ -147,7 +147,7 @@ async def test_many_texts_of_one_request_are_not_encoded_in_one_turn(
     texts = [f"Who was number{n}?" for n in range(1000)]
     found = await prompts._encoder.encode(texts, add_special_tokens=False, tenant="")
     assert found == [_expected(prompts, text) for text in texts]
-    # The first turn has what is encoded at once, too.
+    # The first iteration also encodes the text that is short enough to skip the scheduler.
     assert max(map(len, seen.blocks.values())) <= 2 * INLINE_CHARS / 128
 
 
@@ -223,7 +223,7 @@ async def test_a_chat_with_control_tokens_in_it_is_encoded_by_its_words(
     text = prompts.chat.render([{"role": "user", "content": content}])
     assert isinstance(text, GuardedText)
     expected = text.control.encode(text.aliased)
-    for _ in range(2):  # words that are new are cached
+    for _ in range(2):  # the first round caches new words
         assert await prompts.encode(text, add_special_tokens=False) == expected
     monkeypatch.setattr(text.control, "encode", None)
     monkeypatch.setattr(threads.FairThread, "run", None)
@@ -254,7 +254,7 @@ async def test_ids_are_those_of_a_whole_chat_with_control_tokens_in_it(
 
 
 def test_text_that_the_model_makes_a_control_token_of_is_left_to_the_library() -> None:
-    """Which refuses it."""
+    """The library encodes text that the model itself turns into a control token, and refuses it."""
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     words = WordIds.of(tokenizer, json.loads(tokenizer.to_str()))
     assert words is not None

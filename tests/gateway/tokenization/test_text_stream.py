@@ -1,4 +1,4 @@
-"""Stop strings, finish reasons and what the stream of a choice makes of its ids."""
+"""Stop strings, finish reasons and the text that a choice's stream makes of token ids."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_stop_strings_cut_at_any_place(
     want, want_stopped = _expected(text, stops)
     assert (stopped is not None) == want_stopped
     assert stopped is None or (stopped in stops and text.startswith(out + stopped))
-    # Fed in pieces, a match that ends earlier is seen before a longer one that begins earlier.
+    # If the text comes in chunks, a match that ends earlier wins over a longer one that begins
+    # earlier.
     assert out == want or stopped is not None
 
 
@@ -110,7 +111,7 @@ def test_held_back_text_is_sent_when_the_stream_ends() -> None:
 def test_further_ends_count_behind_the_minimum(
     ids: list[int], least: int, ends: set[int], stop: tuple[str, ...], data: st.DataObject
 ) -> None:
-    """However many ids come at once, and whatever of a stop string was held back."""
+    """The result is independent of chunk sizes and of text held back for a stop string."""
     tokens = [encode(chr(code))[0] for code in ids]
     of_ends = frozenset(encode(chr(code))[0] for code in ends)
     asked = _generation(
@@ -125,7 +126,7 @@ def test_further_ends_count_behind_the_minimum(
         rest = rest[size:]
     text = "".join(map(chr, ids))
     found = [n + 1 for n, token_id in enumerate(tokens) if n >= least and token_id in of_ends]
-    # A stop string behind the minimum, and none that began in it.
+    # Only a stop string that begins after the minimum counts.
     at = text.find("ad", least) if stop else -1
     stopped = at >= 0 and (not found or at + 2 <= found[0])
     length = at + 2 if stopped else min(found, default=len(ids))

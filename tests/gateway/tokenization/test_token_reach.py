@@ -1,4 +1,4 @@
-"""A text that is refused by its length is never one that would have fitted."""
+"""Length limits for text: a text that is refused unencoded would really have too many tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.tokenization.token_reach import TokenReach, token_reach
 from ops.commands.up import DEMO_MODEL
 from tests.support.small_tokenizers import BYTES
 
-# Texts that tokenizers make few tokens of, in ways of their own.
+# Texts that different tokenizers encode in few tokens
 PARTS = [
     "<end>",
-    "\u212b",  # composes to a character of fewer bytes
+    "\u212b",  # composes to a character with fewer bytes
     "\u1f00\u0300\u0345",
-    "\u03b1\u0313\u0300\u0345",  # four that are one when composed
+    "\u03b1\u0313\u0300\u0345",  # four code points that compose to one
     "\u1100\u1161\u11a8",
     "\ufb03",
     "e\u0301",
@@ -45,7 +45,7 @@ def _bytes(normalizer: normalizers.Normalizer | None = None, **token: bool) -> T
 
 
 def _fallback() -> Tokenizer:
-    """Like Llama 2's."""
+    """Return a tokenizer like Llama 2's."""
     letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thecasmdn", "▁t", "▁th"]
     vocab = {token: n for n, token in enumerate(letters)}
     merges = [("▁", "t"), ("▁t", "h")]
@@ -58,7 +58,7 @@ def _fallback() -> Tokenizer:
 
 
 def _one_unknown(normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
-    """Every token is one character long."""
+    """Return a tokenizer whose every token is one character long."""
     tokenizer = Tokenizer(models.BPE({"?": 0, "a": 1}, [], unk_token="?"))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -109,7 +109,7 @@ def test_composition_takes_four_characters_at_most() -> None:
 
 
 def _unbounded() -> dict[str, Tokenizer]:
-    """Texts of any length that are few tokens."""
+    """Return tokenizers that encode some texts of any length in few tokens."""
     words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     pieces = Tokenizer(models.WordPiece({"<unk>": 0}, unk_token="<unk>"))
     fused = Tokenizer(models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>", fuse_unk=True))

@@ -1,4 +1,4 @@
-"""Kept turns give the ids that the tokenizer gives for the whole text."""
+"""The cache of encoded conversation turns: the same ids as encoding the complete text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.tokenization.turn_cache import TurnCache
 from tests.support.small_tokenizers import BYTES
 
 END, EXTRA = "<end>", "<extra>"
-COMPOSING = "\u0338"  # with `>` one character
-# Texts that tokenizers treat in ways of their own at a beginning, an end or a border.
+COMPOSING = "\u0338"  # composes with a preceding `>` to one character
+# Texts that tokenizers encode differently at the beginning or end of a text or beside a token
 PARTS = [
     END,
     EXTRA,
@@ -48,7 +48,10 @@ def _byte_level(
 
 
 def _spaces(scheme: str) -> Tokenizer:
-    """Like Llama 2's: a space before the text, or before each of its pieces."""
+    """Return a tokenizer like Llama 2's.
+
+    `scheme` says where a space is added: before the text, or before each word.
+    """
     letters = "▁thecasmdn<>中文é\n"
     vocab = {token: i for i, token in enumerate(["<unk>", *letters, "▁t", "▁s"])}
     merges = [("▁", "t"), ("▁", "s")]
@@ -86,13 +89,13 @@ TOKENIZERS = {
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
-    """-1, which is no token's, for one that it has not."""
+    """Return the token's id, or -1, which is never an id, if the tokenizer lacks the token."""
     found = tokenizer.token_to_id(token)
     return -1 if found is None else found
 
 
 class Asked:
-    """Encodes by a tokenizer and remembers for what it was asked."""
+    """An encoder that records the texts it is called with."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Work on text takes turns by tenant, within bounds, and is left undone for clients that left."""
+"""The fair text thread: round robin by tenant, bounded queues, no work for cancelled requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.tokenization.threads import INLINE_CHARS, LONG_CHARS, FairThread, T
 
 
 class Held:
-    """A thread that works on `begun` until it is released; then does what waits."""
+    """A thread busy with a first job until `release` is set. It then runs the queued jobs."""
 
     def __init__(self, thread: FairThread) -> None:
         self.thread = thread
@@ -123,7 +123,7 @@ async def test_what_is_raised_comes_back(make: Callable[..., FairThread]) -> Non
 
 
 async def test_what_has_failed_is_kept_by_nobody(make: Callable[..., FairThread]) -> None:
-    """Not even until the garbage collector looks, which it does seldom: it may be 100 MB."""
+    """A failed job's objects, which may be 100 MB, are freed without the garbage collector."""
 
     class Body:
         pass
@@ -141,7 +141,7 @@ async def test_what_has_failed_is_kept_by_nobody(make: Callable[..., FairThread]
         del body
         with pytest.raises(ZeroDivisionError):
             await thread.run("a", 1, lambda: fail(held))
-        await thread.run("a", 1, lambda: None)  # the thread has forgotten the first one
+        await thread.run("a", 1, lambda: None)  # the thread has now dropped the first job
         assert seen() is None
     finally:
         gc.enable()
@@ -151,7 +151,7 @@ async def test_a_panic_is_a_mistake_of_ours_and_turns_go_on(
     make: Callable[..., FairThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Panic(BaseException):
-        """As pyo3's PanicException."""
+        """A stand-in for pyo3's PanicException."""
 
     def panic() -> None:
         raise Panic("called `Option::unwrap()` on a `None` value")
@@ -177,7 +177,7 @@ async def test_short_text_stays_and_a_page_does_not_wait_for_a_book() -> None:
 
 
 async def test_a_thread_may_rest_between_jobs() -> None:
-    """In proportion to what they took, so that it is never more than that part of the time."""
+    """The pause is proportional to each job's duration, which bounds the thread's CPU share."""
     thread = FairThread("test", rest=2.0)
     took: list[float] = []
 

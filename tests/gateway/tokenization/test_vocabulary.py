@@ -1,4 +1,4 @@
-"""Token ids to text, with both decoders."""
+"""Token ids decoded to text, with `ByteDecoder` and `StreamDecoder`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("kind", ["bytes", "stream"])
 def _decoder(
     kind: str, tokenizer: Tokenizer = BYTES, prompt: list[int] | None = None
 ) -> TokenDecoder:
-    """Both kinds decode a byte-level vocabulary; only `stream` any other."""
+    """Return a decoder of the given kind. `bytes` supports only byte-level vocabularies."""
     if kind == "stream":
         return StreamDecoder(tokenizer, prompt or [])
     decoder = Vocabulary(tokenizer).decoder(prompt or [])
@@ -39,7 +39,7 @@ def test_wild_ids_never_show_a_replacement_character_or_stall(kind: str, ids: li
     decoder = _decoder(kind)
     text = "".join([decoder.decode([token_id]) for token_id in ids])
     assert "\ufffd" not in text
-    # After at most four undecodable tokens, text flows again.
+    # After at most four undecodable tokens, text is decoded again.
     assert "".join([decoder.decode([i]) for i in encode("a" * 8)]).endswith("aaaa")
 
 

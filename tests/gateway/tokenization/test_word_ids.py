@@ -1,4 +1,4 @@
-"""Ids of words give the ids of texts, for each tokenizer that is taken, or it is not taken."""
+"""Encoding text word by word, only for tokenizers where the ids equal those of the library."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_words_give_the_ids_of_their_text(name: str, monkeypatch: pytest.MonkeyP
     [name if name == "demo" else pytest.param(name, marks=pytest.mark.slow) for name in TAKEN],
 )
 def test_blocks_give_the_ids_of_their_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of them are left to the library."""
+    """The ids match even if some blocks are left to the library."""
     tokenizer = TAKEN[name]
     words = of(tokenizer)
     assert words is not None
@@ -262,7 +262,7 @@ def test_other_kinds_are_left_to_the_library(make: Callable[[], Tokenizer]) -> N
 
 
 def test_a_difference_is_found_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    # A token behind the text is not looked for.
+    # WordIds supports no token after the text, so the self-check at the start finds a difference.
     assert of(_split(QWEN, post_processor=_beginning(with_end=True))) is None
     [record] = [r for r in caplog.records if r.name == word_ids.__name__]
     assert "not cached" in record.getMessage()
@@ -330,7 +330,7 @@ def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
 
 @pytest.mark.parametrize("text", ["a  " * 10**6, "a  " * 10**6 + "b c " * 10**4, "\n " * 10**6])
 def test_a_place_to_cut_is_not_looked_for_in_all_of_a_long_text(text: str) -> None:
-    """The search is one turn of the event loop, at 0.1 us a space."""
+    """The search for a cut runs in one event loop iteration and costs 0.1 us per space."""
     words = of(BYTES)
     assert words is not None
     gc.disable()
@@ -384,7 +384,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flood of another tenant's words replaces those that nobody uses."""
+    """A flood of another tenant's words evicts only words that are not in use."""
     for name in ("_MAX_WORDS", "_MAX_PIECES"):
         monkeypatch.setattr(word_ids, name, 1000)
     words, tokenized = _counted(BYTES)
@@ -399,7 +399,7 @@ def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _counted(tokenizer: Tokenizer) -> tuple[WordIds, list[str]]:
-    """Words, and the list of those that are tokenized from now on."""
+    """Return the `WordIds` and a list to which each word tokenized from now on is added."""
     words = of(tokenizer)
     assert words is not None
     tokenized: list[str] = []
@@ -415,7 +415,7 @@ def _random_words(draw: random.Random, chars: int) -> str:
 
 
 def test_few_words_of_a_text_of_new_words_are_tokenized_alone() -> None:
-    """Nor is much of it cut: the library does both once more."""
+    """Little of such a text is split and tokenized, as the library then encodes all of it again."""
     words, tokenized = _counted(BYTES)
     cut: list[str] = []
     find = words._cut_words
@@ -423,7 +423,7 @@ def test_few_words_of_a_text_of_new_words_are_tokenized_alone() -> None:
     draw = random.Random(0)
     for number in range(100):
         text = _random_words(draw, 3000 if number % 2 else 10_000)
-        # Words that were met before are in one place of it.
+        # Put words that are already cached at the beginning of the text.
         text = "the cat " * (number % 3 * 20) + text
         tokenized.clear()
         cut.clear()
@@ -486,7 +486,7 @@ def test_a_text_of_many_words_of_other_alphabets_is_left_to_the_library() -> Non
 
 
 def test_both_libraries_have_the_same_white_space() -> None:
-    """No character splits words for the tokenizer that Python does not take for white space."""
+    """Each character that the tokenizer treats as white space is white space for Python, too."""
     chars = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     split = pre_tokenizers.Split(Regex(r"\s"), "isolated").pre_tokenize_str
     alone = {piece for piece, _ in split("a".join(chars)) if len(piece) == 1}

@@ -1,4 +1,4 @@
-"""Who uses an adapter, who waits for room, and that no slot is ever lost."""
+"""The budget of active adapters: who gets a slot, who waits, and that no slot is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_later_twice_as_many_are_tried_and_not_all_that_wait(
     room = AdapterBudget()
     for task_id in range(4):
         await room.acquire(task_id)
-    room.reduce_limit()  # three at once, then
+    room.reduce_limit()  # the limit is now three adapters
     waiting = [asyncio.create_task(room.acquire(10 + number)) for number in range(20)]
     await _settle()
     for most in (6, 12):
@@ -41,7 +41,7 @@ async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
     room = AdapterBudget()
     for task_id in (1, 2, 3):
         await room.acquire(task_id)
-    room.reduce_limit()  # two at once, then
+    room.reduce_limit()  # the limit is now two adapters
     room.release(3)
     await room.acquire(2)  # an adapter in use needs no slot
     waiting = asyncio.create_task(room.acquire(3))
@@ -49,7 +49,7 @@ async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
     assert room.waiting == {3}
     room.release(2)
     await _settle()
-    assert not waiting.done()  # 2 still has a request
+    assert not waiting.done()  # adapter 2 still has a request
     room.release(2)
     await waiting
     assert room.active == {1, 3}
@@ -59,7 +59,7 @@ async def test_waiting_is_first_come_first_served() -> None:
     room = AdapterBudget()
     for task_id in (1, 2):
         await room.acquire(task_id)
-    room.reduce_limit()  # one at once, then
+    room.reduce_limit()  # the limit is now one adapter
     room.release(2)
     order: list[int] = []
 
@@ -80,7 +80,7 @@ async def test_one_tenants_many_adapters_are_not_before_anothers_one() -> None:
     room = AdapterBudget()
     for task_id in range(4):
         await room.acquire(task_id, "many")
-    room.reduce_limit()  # three at once, then
+    room.reduce_limit()  # the limit is now three adapters
     many = [asyncio.create_task(room.acquire(10 + n, "many")) for n in range(50)]
     await _settle()
     one = asyncio.create_task(room.acquire(100, "one"))
@@ -88,7 +88,7 @@ async def test_one_tenants_many_adapters_are_not_before_anothers_one() -> None:
     for task_id in (0, 1):
         room.release(task_id, "many")
     await _settle()
-    assert one.done()  # who has the fewest is next
+    assert one.done()  # the tenant with the fewest adapters is next
     assert not any(task.done() for task in many)
     room.release(2, "many")
     await _settle()
@@ -113,7 +113,7 @@ async def test_an_adapter_in_use_waits_for_none_of_a_tenant_with_more(
     same = asyncio.create_task(room.acquire(2, "many"))
     await _settle()
     assert one.done()
-    assert not same.done()  # or that tenant's first in line might wait for ever
+    assert not same.done()  # otherwise the first request in that tenant's queue might wait for ever
     room.release(0, "many")
     room.release(1, "many")
     await asyncio.gather(many, same)

@@ -1,4 +1,4 @@
-"""The gateway drives whatever repository it finds: one Triton with models of many releases."""
+"""Gateways that adapt to each model of one Triton with repositories of many releases."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ UNSIGNED = ("request_output_len", "end_id", "pad_id")
 
 @dataclass(frozen=True)
 class Model:
-    """A model of ours as another release has it, or another deployment.
+    """A model of this project, changed to look like that of another release or deployment.
 
-    `release` is the set of templates that it is made of.
+    `release` names the set of templates that the model is rendered from.
     """
 
     source: str = "tensorrt_llm"
@@ -62,14 +62,17 @@ class Model:
     decoupled: bool = True
 
     def write(self, rendered: Path, repository: Path, name: str) -> None:
-        """Write it; `rendered` has a repository of each set."""
+        """Write the model to `repository`.
+
+        `rendered` contains the rendered repository of each release.
+        """
         folder = repository / name
         shutil.copytree(rendered / self.release / self.source, folder)
         text = (folder / "config.pbtxt").read_text(encoding="utf-8")
         text = text.replace(f'name: "{self.source}"', f'name: "{name}"', 1)
         for dropped in self.drop:
             text = re.sub(rf'.*name: "{dropped}".*\n', "", text)
-            # In an ensemble, the way to the step that has it no more.
+            # In an ensemble, drop the mapping to the step that no longer has the input.
             text = re.sub(rf'.*input_map .*value: "{dropped}".*\n', "", text)
         text = re.sub(r",(\n(  #.*\n|\n)*\])", r"\1", text)
         for old, new in self.rename.items():
@@ -105,7 +108,7 @@ TEXT = {
         "ensemble", drop=(*GUIDES, *SINCE_V0_14), rename={"tensorrt_llm": "unary_v0_9"}
     ),
 }
-# By release, the parameters that it has no tensor for.
+# By model, the parameters for which the model has no tensor.
 REFUSED = {
     "v0_6": {"frequency_penalty", "structured_outputs"},
     "v0_9": {"structured_outputs"},
@@ -154,7 +157,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class GatewayApplication:
-    """A gateway that was told of one model, and `service`, what is inside."""
+    """A gateway that is configured for one model, with its `service` object."""
 
     def __init__(self, client: httpx.AsyncClient, service: Any) -> None:
         self._client = client
@@ -177,7 +180,7 @@ class GatewayApplication:
         return answer
 
     async def refused(self, **body: Any) -> str | None:
-        """The parameter that a completion is refused for, None when it is served."""
+        """Return the parameter that a completion is refused for, or None if it is served."""
         response = await self.post("/v1/completions", **{"prompt": "Hi", "max_tokens": 4} | body)
         assert response.status_code in (200, 400), response.text
         param: str | None = response.json()["error"]["param"] if response.is_error else None
@@ -198,7 +201,7 @@ async def gateway(
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """The settings by which the gateway is to find one of the models."""
+    """Return the settings that select the model."""
     if name in TEXT:
         return {"triton_mode": "text", "triton_text_model": name}
     return {"triton_model": name}
@@ -219,7 +222,7 @@ async def test_the_same_requests_through_every_release(
         assert answer["usage"]["prompt_tokens"] == answered["usage"]["prompt_tokens"]
         assert answer["usage"]["completion_tokens"] == answered["usage"]["completion_tokens"]
         held = await found.chat(min_tokens=30, max_tokens=60)
-        # The end of a text is not in it, so as text some tokens are not seen.
+        # In text mode the end token does not show in the text, so fewer tokens are counted.
         assert held["usage"]["completion_tokens"] >= (30 if name not in TEXT else 20)
         [stopped] = (await found.chat(messages=COUNT, stop=" 6"))["choices"]
         assert stopped["message"]["content"] == "1, 2, 3, 4, 5,"
@@ -352,7 +355,7 @@ async def test_what_cannot_be_driven_is_not_ready_and_says_why(
 
 async def test_what_text_mode_refuses(triton: Server, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str | None]] = [
-        ({"prompt": [42, 75]}, "prompt"),  # "Hi" is one token
+        ({"prompt": [42, 75]}, "prompt"),  # `Hi` as text encodes to one token, not these two
         ({"logprobs": 1}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"stop_token_ids": [5]}, "stop_token_ids"),
@@ -377,6 +380,6 @@ async def test_a_biased_token_that_is_a_word(triton: Server, tmp_path: Path, nam
             prompt="Hi", temperature=0, max_tokens=3, logit_bias={str(z): 100}
         )
         assert answer["choices"][0]["text"] == "zzz"
-        # Half a character is no word.
+        # A token that is half a character cannot be sent as a word.
         half = found.service.prompts.tokenizer.encode("猫猬").ids[-1]
         assert await found.refused(logit_bias={str(half): 1}) == "logit_bias"

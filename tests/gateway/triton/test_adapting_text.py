@@ -1,4 +1,4 @@
-"""Text mode where it is dense: what is sent for a prompt, what is read from text responses."""
+"""Text mode in detail: the text sent for a prompt, and what is read from text responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.generations import generation
 
 
 def llama_like() -> Tokenizer:
-    """A token for each byte, and <s> before every text that is encoded with special tokens."""
+    """Return a tokenizer with a token per byte, and <s> before a text with special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -110,7 +110,7 @@ async def test_words_in_place_of_ids(prompts: Prompts) -> None:
 
 
 async def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
-    """Preprocessing encodes each word with special tokens: here <s> would be biased too."""
+    """A bias is refused if the model would encode its word with <s>, which it would bias, too."""
     options = Options(
         seed=1,
         params=GenerationParams(logit_bias=((ids_of("a", special=False)[0], 5.0),)),
@@ -185,11 +185,13 @@ def read(model: TextModel, *responses: pb.ModelInferResponse) -> tuple[list[str]
 @pytest.mark.parametrize(
     ("responses", "tokens"),
     [
-        ([response(False, "a"), response(True, "b")], 2),  # cut by length
-        ([response(False, "a"), response(True, "")], 1),  # the ensemble after the end token
-        ([response(False, "a"), response(False, ""), response(True)], 1),  # BLS after it
+        ([response(False, "a"), response(True, "b")], 2),  # ended by max_tokens
+        ([response(False, "a"), response(True, "")], 1),  # an ensemble after the end token
+        # a BLS model after the end token
+        ([response(False, "a"), response(False, ""), response(True)], 1),
         ([response(False, "a"), response(True)], 1),
-        ([response(False, ""), response(False, "b"), response(True, "")], 2),  # a hidden token
+        # a hidden special token
+        ([response(False, ""), response(False, "b"), response(True, "")], 2),
     ],
 )
 def test_tokens_are_counted_by_responses(
@@ -236,7 +238,8 @@ def test_a_prompt_that_comes_back_is_taken_off() -> None:
     [
         ({"end_id": 1}, [1, 1, 0], "stop", 2),
         ({"end_id": 1}, [1, 1, 1, 1, 1], "length", 5),
-        ({"end_id": None}, [1, 1, 1, 1], "length", 5),  # nothing else can have ended it
+        # without an end id or stop string, only max_tokens can have ended the text
+        ({"end_id": None}, [1, 1, 1, 1], "length", 5),
         ({"end_id": None, "text": TextPrompt("x", stop=("s",))}, [1, 1], "stop", 2),
         ({"end_id": 1}, [None], "stop", 1),
         ({"end_id": 1, "max_tokens": 1}, [None], "length", 1),
@@ -266,7 +269,7 @@ async def test_stop_strings_behind_reasoning_are_not_sent(prompts: Prompts) -> N
 
 
 def test_zeros_for_outputs_that_were_not_asked_for() -> None:
-    """Releases v0.10 to v0.13 send them."""
+    """Outputs of zeros, which releases v0.10 to v0.13 send unasked, are ignored."""
     message = response(True)
     for name, datatype, raw in (
         ("output_ids", "INT32", array("i", [7, 8])),
@@ -288,13 +291,13 @@ def test_the_prompts_ids_are_taken_off_where_they_come_back() -> None:
     message.raw_output_contents.append(array("i", [1, 2, 9]).tobytes())
     whole = capabilities(decoupled=False, drop=("exclude_prompt",))
     assert token_delta(message, whole, generation()).ids == [9]
-    # There is no other response, whether this one says so or not.
+    # A model that is not decoupled sends one response, so the response is final without a marker.
     del message.parameters["triton_final_response"]
     assert token_delta(message, whole, generation()).final
 
 
 class Models:
-    """A server by the configs of its models."""
+    """A fake server that knows the configs of its models."""
 
     def __init__(self, **configs: Any) -> None:
         self.configs = configs
@@ -379,12 +382,12 @@ def ensemble() -> Any:
 
 
 async def test_of_two_text_models_the_one_that_can_be_stopped_is_taken() -> None:
-    """The ensemble, by its core model, which gets the ids of its requests."""
+    """The ensemble is chosen, because its core model can be stopped by request id."""
     bls = lora_bls(reshape=False, guides=False)
     server = Models(tensorrt_llm_bls=bls, ensemble=ensemble(), core=config_of(CORE))
     choice = await chosen(server, mode="text")
     assert (choice.capabilities.model, choice.warning) == ("ensemble", None)
-    # A cancelled call does not reach a step that runs.
+    # Warn without a core model: cancelling the call does not reach a step that runs.
     del server.configs["core"]
     choice = await chosen(server, mode="text")
     assert choice.warning is not None
@@ -423,7 +426,7 @@ async def test_what_nobody_streams_is_asked_for_whole(
 
 
 def test_a_whole_answer_and_its_end_apart() -> None:
-    """As BLS models end: the last response has no text."""
+    """BLS models end a response with an empty one."""
     reader = TextReader(capabilities(), TextModel(), TextPrompt("x", single_response=True))
     stream = PieceStream(TOKENIZER, generation(end_id=1))
     found = [stream.to_text(reader.delta(one)) for one in (response(False, "ab"), response(True))]
@@ -480,7 +483,8 @@ def test_an_engine_folder_that_is_not_named_is_not_the_current_one(
             32,
             "",
         ),
-        # v0.5 to v0.7: the limits apart, and the plugins beside them.
+        # v0.5 to v0.7: separate limits for input and output, and plugin_config beside
+        # builder_config
         (
             '{"builder_config": {"max_input_len": 4, "max_output_len": 3, "vocab_size": 9},'
             ' "plugin_config": {"tokens_per_block": 32}}',

@@ -1,4 +1,4 @@
-"""What a request holds that brings an adapter's weights."""
+"""Memory held by a request that uploads an adapter's weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.lora_files import content
 
 
 class Weights(bytearray):
-    """Bytes that can be seen to be gone."""
+    """Bytes that support weak references, so that the test can see them freed."""
 
 
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])

@@ -1,5 +1,8 @@
-"""A stop may be quicker than what it is to stop: an engine that does not know the id yet, as of an
-ensemble that still tokenizes the prompt, answers it and forgets it."""
+"""Stops that arrive before the engine knows the request.
+
+An ensemble may still tokenize the prompt at that time. The engine answers such a stop and forgets
+it, so the gateway has to repeat it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STEPS = {"preprocessing": "QUERY", "tensorrt_llm": "input_ids", "postprocessing"
 
 
 class Core(FakeTriton):
-    """Its answer goes on until it is stopped; the first `forgets` stops find nothing to stop."""
+    """A fake engine that generates until it is stopped, and ignores the first `forgets` stops."""
 
     mode = "token"
 
@@ -36,7 +39,7 @@ class Core(FakeTriton):
 
 
 class Ensemble(Core):
-    """Above such a one, with a step that no reset reaches."""
+    """A fake ensemble over such an engine, with a step that a stream reset does not end."""
 
     mode = "text"
 
@@ -53,7 +56,7 @@ class Ensemble(Core):
         return answer
 
     def left(self, request_id: str, ends: asyncio.Event) -> None:
-        """Nothing: it runs on."""
+        """Do nothing: the step continues to run."""
 
 
 async def until(happened: Callable[[], Any]) -> None:
@@ -63,7 +66,7 @@ async def until(happened: Callable[[], Any]) -> None:
 
 
 async def leave(client: Any, engine: FakeTriton) -> None:
-    """A client, once the engine has its request."""
+    """Send a request, and disconnect as soon as the engine runs it."""
     body = {"model": "m", "prompt": "x", "stream": True}
     asking = asyncio.create_task(client.post("/v1/completions", json=body))
     await until(lambda: engine.running or asking.done())
@@ -74,7 +77,10 @@ async def leave(client: Any, engine: FakeTriton) -> None:
 async def test_a_stop_that_came_too_early_is_said_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Core]
 ) -> None:
-    """Three times, if need be: by then a reset, too, has ended what is not an ensemble's."""
+    """A stop is repeated up to three times.
+
+    By then a stream reset has also ended a request, unless the model is an ensemble.
+    """
     monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     save_tokenizer(tmp_path)
     engine = kind(forgets=3)

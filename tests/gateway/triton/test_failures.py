@@ -1,4 +1,4 @@
-"""What is logged of an engine's words, some of which may be a client's."""
+"""Logs of error messages from engines, which may quote text of clients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What requests leave behind in a real Triton: its gRPC frontend (2.51) keeps some KiB for ever of
-each stream that is reset before its trailers."""
+"""Memory that requests leak in a real Triton.
+
+Triton's gRPC frontend (2.51) leaks some KiB per stream that is reset before its trailers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.slow
 REQUESTS = 300
 ROUNDS = 3
 KEPT_BYTES = 1536
-"""Of a request: room for the allocator's own ups and downs over so few. It was 5 KiB and more."""
+"""Limit per request, which allows for the allocator's variations; a leak was 5 KiB or more."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
 async def test_triton_keeps_nothing_of_a_request(
     triton: Triton, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What Triton does not end, having no turn for 2 s, would be reset, and kept.
+    # Raise the grace period: a stream that Triton does not end within 2 s would be reset and leak.
     monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", 60.0)
     kept = await measure_growth_bytes(triton, KINDS[kind], REQUESTS, rounds=ROUNDS)
     assert kept < KEPT_BYTES * REQUESTS

@@ -1,4 +1,4 @@
-"""Log probabilities from logits, against the plainest way to find them."""
+"""Log probabilities from logits, compared with a simple computation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rows = npt.NDArray[np.float32]
 
 
 def _raw(rows: Rows, datatype: str) -> tuple[bytes, Rows]:
-    """As the engine sends them, and what that is exactly."""
+    """Return the rows as the engine sends them, and their exact values in float32."""
     if datatype == "FP32":
         return rows.tobytes(), rows
     if datatype == "FP16":
@@ -25,7 +25,7 @@ def _raw(rows: Rows, datatype: str) -> tuple[bytes, Rows]:
 
 
 def _plainly(row: Any, temperature: float = 1.0) -> Any:
-    """All of the log probabilities, in double precision."""
+    """Return the log probabilities of the entire row in double precision."""
     scaled = row.astype(np.float64) / temperature
     return scaled - np.logaddexp.reduce(scaled)
 
@@ -44,7 +44,7 @@ def test_the_likeliest(datatype: str, vocabulary: int, count: int, temperature: 
         values, best = _plainly(row, temperature or 1.0), entry.top
         assert entry.logprob == pytest.approx(values[entry.token_id], abs=1e-5)
         assert entry.logprob == dict(best).get(entry.token_id, entry.logprob)
-        # Of equal ones, which halves have many of, the first.
+        # The first of equal logits counts. FP16 and BF16 rows have many equal logits.
         expected = np.argsort(-row, kind="stable")[:count]
         assert [token_id for token_id, _ in best] == expected.tolist()
         assert [value for _, value in best] == pytest.approx(values[expected], abs=1e-5)
@@ -81,7 +81,7 @@ def test_each_token_of_a_prompt_is_scored_by_the_logits_before_it(count: int) ->
 
 
 def test_what_cannot_be_has_a_log_probability_that_json_can_hold() -> None:
-    """A guide, or a bad word, makes logits of minus infinity; OpenAI writes -9999.0."""
+    """Logits of minus infinity, made by a guide or bad words, give -9999.0, as OpenAI does."""
     row = np.array([-np.inf, *[0.0] * 998, -np.inf], np.float32).tobytes()
     [warm] = generated_logprobs(row, "FP32", [1, 1, 1, 1000], [0], 1000, 1.0)
     assert warm.top[-2:] == ((0, -9999.0), (999, -9999.0))

@@ -1,4 +1,4 @@
-"""What a model declares and answers, against what a mapping says of it."""
+"""Mappings of embedding models, checked against the model's config and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of an engine's cache: how much of a prompt, of whom, for how long, in what room."""
+"""`PrefixCache`, the gateway's estimate of the prompt prefixes in an engine's KV cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _prefixes(ids: list[int], tenant: str = "") -> PromptPrefixes:
 
 
 def _serve(cache: PrefixCache, prefixes: PromptPrefixes, reused: int | None = None) -> float:
-    """A request and its answer; what was expected."""
+    """Send a request and record its answer. Return the number of tokens expected in the cache."""
     expected = cache.record_sent(prefixes)
     cache.record_answer(prefixes, expected, reused)
     return expected.tokens
@@ -41,12 +41,12 @@ def _serve(cache: PrefixCache, prefixes: PromptPrefixes, reused: int | None = No
 
 @given(st.integers(0, 6000), st.integers(0, 6000), st.integers(0, 6000))
 def test_what_a_prompt_has_in_common_with_another_is_known(common: int, one: int, two: int) -> None:
-    """To a block, and to a sixth of it; and never more."""
+    """The estimate is too low by at most a block and a seventh, and not too high."""
     cache = PrefixCache()
     beginning = _ids(common)
     cache.record_sent(_prefixes(beginning + _ids(one, 1)))
     found = cache.cached_tokens(_prefixes(beginning + _ids(two, 2)))
-    # Random ids that go on alike do so for a few.
+    # Two random continuations have at most two tokens in common.
     assert found <= common + min(one, two, 2)
     assert found >= min(common, common + two - 1) * 6 / 7 - BLOCK
 
@@ -93,11 +93,12 @@ def test_what_an_answer_shows_to_be_gone_takes_what_is_older_with_it() -> None:
         assert _serve(cache, prefixes, 0) == 0
     known = cache.cached_tokens(new)
     assert known > 800
-    assert _serve(cache, middle, int(known)) == known  # all as expected: nothing is learned
+    # as expected, so the estimate does not change
+    assert _serve(cache, middle, int(known)) == known
     assert cache.cached_tokens(old) == known
     assert _serve(cache, new, 0) == known
     assert cache.cached_tokens(old) == 0
-    # It was used behind the one that was gone; and that one was computed again.
+    # `middle` was used after the lost prefix, and `new` was computed again.
     assert cache.cached_tokens(middle) == cache.cached_tokens(new) == known
 
 
@@ -112,7 +113,10 @@ def test_nothing_is_learned_of_what_is_not_told_or_nearly_true(reused: int | Non
 
 
 def test_two_requests_at_once_show_nothing_to_be_gone() -> None:
-    """The second one finds nothing, as the first is still computed."""
+    """A second request at the same time finds nothing cached, which shows no loss.
+
+    The engine still computes the first request.
+    """
     cache = PrefixCache()
     old, new = _prefixes(_ids(1000, 1)), _prefixes(_ids(1000, 2))
     _serve(cache, old)
@@ -145,7 +149,7 @@ def test_a_flood_takes_of_others_what_is_beyond_their_share() -> None:
         assert len(cache) <= most
     assert [cache.cached_tokens(prefixes) > 800 for prefixes in small] == [True] * len(small)
     kept = [cache.cached_tokens(prefixes) > 800 for prefixes in whales]
-    # The flood has a third of the room: it took that of what was left, and then of who had more.
+    # The flood gets a third of the space: first the free space, then that of the largest tenant.
     assert 80 < sum(kept) < 150
     assert kept == sorted(kept), "those that were used longest ago go first"
 
@@ -172,7 +176,8 @@ def test_what_is_kept_takes_no_more_than_is_said_at_the_most() -> None:
     tracemalloc.start()
     cache, most = PrefixCache(), 0
     for prefixes in prompts:
-        prefixes.hashes = [int(str(value)) for value in prefixes.hashes]  # which nobody else has
+        # make integers that no other object shares, to measure their memory
+        prefixes.hashes = [int(str(value)) for value in prefixes.hashes]
         _serve(cache, prefixes)
         prefixes.hashes = []
         most = max(most, tracemalloc.get_traced_memory()[0])
@@ -187,7 +192,7 @@ def test_a_new_engine_has_nothing() -> None:
     expected = cache.record_sent(prefixes)
     cache.forget()
     assert (len(cache), cache.cached_tokens(prefixes)) == (0, 0)
-    cache.record_answer(prefixes, expected, 0)  # by the engine before it
+    cache.record_answer(prefixes, expected, 0)  # an answer of the previous engine
     assert cache.cached_tokens(prefixes) == 0
     _serve(cache, prefixes)
     assert cache.cached_tokens(prefixes) == 96

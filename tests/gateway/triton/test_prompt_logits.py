@@ -1,4 +1,4 @@
-"""A response that is cut up as it comes is read as a whole one, wherever it is cut."""
+"""Reading prompt logits from a response in chunks, for any chunk boundaries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = np.random.default_rng(0).normal(0, 3, (1, len(IDS), VOCABULARY)).astype(n
 
 
 class Pieces:
-    """A stream that gives `pieces` one by one, and then ends."""
+    """A fake stream that yields `pieces` one by one, and then ends."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = list(pieces)
@@ -59,7 +59,7 @@ def _cutter(pieces: Sequence[bytes], count: int = 2) -> PromptLogitsReader:
 
 
 def _response(*, before: bool = False) -> pb.ModelStreamInferResponse:
-    """`before` has the logits before other tensors."""
+    """Return a response whose logits are the first tensor if `before`, and otherwise the last."""
     message = pb.ModelStreamInferResponse()
     response = message.infer_response
     response.id = "an id"

@@ -1,4 +1,4 @@
-"""Requests that are put together from bytes are what protobuf would have made."""
+"""Requests assembled from bytes, compared with the encoding of protobuf."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_long_prompt_is_sent_from_where_it_is(length: int) -> None:
 def test_a_request_takes_no_memory_for_its_prompt() -> None:
     capabilities = _capabilities(max_seq_len=200_000)
     asked = generation(prompt_ids=array("i", range(128_000)))
-    generation_request(capabilities, asked)  # what is made once for each model
+    generation_request(capabilities, asked)  # fill the caches of the model first
     tracemalloc.start()
     request = generation_request(capabilities, asked)
     _, peak = tracemalloc.get_traced_memory()
@@ -221,7 +221,7 @@ def test_no_more_is_kept_of_requests_than_there_is_room_for() -> None:
 
 @given(st.integers(0, 2**35))
 def test_varint(value: int) -> None:
-    # The id of a message of that length would be framed alike.
+    # Check the value alone: a message of 2**35 bytes is too large to build here.
     decoded, shift = 0, 0
     for byte in varint(value):
         decoded |= (byte & 0x7F) << shift

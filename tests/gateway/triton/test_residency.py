@@ -1,4 +1,4 @@
-"""Who brings an adapter in, and who waits meanwhile."""
+"""Uploads of adapters: which request uploads the weights, and which requests wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_one_request_carries_and_a_hundred_wait() -> None:
     others = [asyncio.create_task(residency.acquire_upload(7)) for _ in range(100)]
     await _settle()
     assert not any(task.done() for task in others)
-    assert await residency.acquire_upload(8)  # another adapter does not wait
+    assert await residency.acquire_upload(8)  # a request for another adapter does not wait
     residency.mark_loaded(7)
     assert await asyncio.gather(*others) == [None] * 100
 
@@ -39,7 +39,7 @@ async def test_after_a_failed_load_the_next_one_carries() -> None:
 
 
 class _Turns:
-    """Of one tenant: they come one by one, when `come` is called."""
+    """The turns of one tenant: `come` gives the next turn."""
 
     def __init__(self) -> None:
         self.line: list[asyncio.Future[None]] = []
@@ -66,7 +66,7 @@ async def test_whichever_tenant_has_its_turn_first_brings_it() -> None:
     one, other = _Turns(), _Turns()
     busy = [asyncio.create_task(residency.acquire_upload(7, "busy", one.next)) for _ in range(3)]
     await _settle()
-    assert len(one.line) == 1  # the others of its tenant wait for it
+    assert len(one.line) == 1  # other requests of the tenant wait for the first one
     assert residency.is_resident_or_loading(7)
     free = asyncio.create_task(residency.acquire_upload(7, "free", other.next))
     await _settle()

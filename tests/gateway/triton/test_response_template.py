@@ -1,4 +1,4 @@
-"""Reading ids by comparison gives what parsing gives, or declines."""
+"""Token ids read by comparison with a previous response, or left to the protobuf parser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def test_the_next_id_is_found(first: int, second: int, reused: int | None) -> No
 
 
 def test_statistics_may_change() -> None:
-    """With v0.19 one of them is the time of the last token; those of the first response count."""
+    """Changed statistics do not matter, and those of the first response count.
+
+    Since v0.19 one of the statistics is the time of the last token.
+    """
     template = _template(_response([7], reused=1))
     assert template is not None
     assert template.token(_response([8], reused=2)) == 8
@@ -53,7 +56,7 @@ def test_what_is_another_thing_is_parsed() -> None:
     assert template.token(_response([])) is None
     assert template.token(_response([7], reused=1)) is None
     empty = bytearray(_response([7]))
-    empty[-4:] = bytes(4)  # an id is there, but the length says that it does not count
+    empty[-4:] = bytes(4)  # the message contains an id, but its length is zero
     assert template.token(bytes(empty)) is None
 
 

@@ -1,4 +1,4 @@
-"""A server that leaves looks unanswered: when it is lost, and when it is taken to be busy."""
+"""Polls that a server leaves unanswered: when it counts as lost, and when as busy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ async def _look(
     replaceable: bool = True,
     meanwhile: Callable[[FakeTriton, Engine], object] = lambda *_: None,
 ) -> tuple[bool, bool, int]:
-    """Whether it is ready, and suspect, behind a look at a server that has just become silent, and
-    how often it was asked for that. `meanwhile` is called until it is."""
+    """Poll a server that has just become silent. Return (ready, suspect, number of polls).
+
+    `meanwhile` is called repeatedly until the poll is over.
+    """
     triton = FakeTriton(tokens=[], fault=None, step=0)
     async with serving(triton) as endpoint:
         engine = await _seen(endpoint)

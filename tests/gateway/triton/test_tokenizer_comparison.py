@@ -1,4 +1,4 @@
-"""Comparing a tokenizer where Triton serves no model that turns texts into ids."""
+"""Comparison of tokenizers if Triton serves no model that turns text into token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.in_process import ids_of, save_tokenizer
 
 SPARE, MISSING = 64, 1024
 OWN = 256
-"""Tokens of the model itself: one for each byte."""
+"""Number of tokens of the model itself, one per byte."""
 
 
 def _save(folder: Path, added: int = 0, change: Callable[[Any], None] = lambda _: None) -> Path:
@@ -35,7 +35,7 @@ def _save(folder: Path, added: int = 0, change: Callable[[Any], None] = lambda _
 
 
 class _Compared:
-    """Compares one tokenizer with configurations."""
+    """A comparison of one tokenizer with configurations of engines."""
 
     def __init__(self, folder: Path, prompts: Prompts) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class _Compared:
 
 @pytest.fixture
 def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[_Compared]:
-    """A tokenizer with as many added tokens as the parameter says."""
+    """Yield a tokenizer with the number of added tokens that the parameter gives."""
     folder = _save(tmp_path / "own", getattr(request, "param", 0))
     prompts = Prompts.load(folder)
     yield _Compared(folder, prompts)
@@ -71,7 +71,8 @@ def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[_Compared]:
     [
         (SPARE, OWN, False),
         (SPARE + 1, OWN, True),
-        # Some of those beyond are the model's own, which texts make.
+        # The ids outside of the engine's range include one of the model itself, which text may
+        # encode to.
         (4, OWN - 1, True),
         (0, OWN - 1, True),
     ],

@@ -1,4 +1,7 @@
-"""Questions to preprocessing that fail, that come late, or that another model answers."""
+"""Requests to the preprocessing model that compare its tokenizer with the gateway's.
+
+The requests fail, get no answer, or go to another model.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,23 @@ _WITHIN_S = 60.0
 
 
 class Preprocessed(FakeTriton):
-    """The core model, and `preprocessing` with the tokenizer in `folder`."""
+    """A fake Triton with a core model, and `preprocessing` with the tokenizer in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(tokens=[65], fault=None, step=0)
         self._folder = folder
         self.models = {"tensorrt_llm", "preprocessing"}
         self.parameters: dict[str, str] = {}
-        """The core model's parameters."""
+        """Parameters of the core model."""
         self.ensemble_steps: tuple[str, ...] = ()
         self.asked = 0
         self.fails = 0
-        """Number of questions that get an error; -1 for all."""
+        """Number of requests that get an error; -1 for all."""
         self.silent = False
         self.shift = 0
-        """Added to each id, as by another tokenizer."""
+        """Number added to each id, as if the tokenizer were a different one."""
         self.padding = 0
-        """Number of ids put before those of a text, which REQUEST_INPUT_LEN does not count."""
+        """Number of padding ids before those of the text. REQUEST_INPUT_LEN does not count them."""
         self.datatype, self.cut = "INT32", 0
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
@@ -98,7 +101,7 @@ def triton(tmp_path: Path) -> Preprocessed:
 
 @contextlib.asynccontextmanager
 async def started(folder: Path, triton: Preprocessed) -> AsyncIterator[Any]:
-    """The engine, of which nothing is known yet."""
+    """Start a gateway, and yield its engine before the first check."""
     async with (
         serving(triton) as endpoint,
         running(folder, endpoint, ready=False) as (_, service, _),
@@ -114,7 +117,7 @@ async def until(met: Callable[[], object]) -> None:
 
 
 def engine_of(folder: Path, **model: Any) -> str:
-    """An engine's folder, whose file says this of the model."""
+    """Write an engine folder whose config.json describes `model`. Return the folder's path."""
     folder.mkdir()
     config = {"pretrained_config": model, "build_config": {"max_seq_len": 64}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -151,7 +154,7 @@ async def test_other_ids_keep_it_out(triton: Preprocessed, tmp_path: Path) -> No
     async with started(tmp_path, triton) as engine:
         await until(lambda: "from number 0 on" in engine.why_not_ready)
         assert not engine.ready
-        triton.shift = 0  # it was loaded anew, with the right one
+        triton.shift = 0  # the model was reloaded with the right tokenizer
         await until(lambda: engine.ready)
 
 
@@ -171,7 +174,7 @@ async def test_one_that_always_fails_holds_nothing_up_and_is_reported(
         asked = triton.asked
         assert asked >= 3
         assert "'preprocessing' did not return the ids" in engine.selection.warning
-        await until(lambda: triton.asked > asked)  # and it is asked on, to no harm
+        await until(lambda: triton.asked > asked)  # the check is repeated, without harm
         assert engine.ready
         triton.fails = 0
         await until(lambda: engine.selection.warning is None)
@@ -181,7 +184,10 @@ async def test_one_that_always_fails_holds_nothing_up_and_is_reported(
 async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
     triton: Preprocessed, tmp_path: Path, policy: TokenizerPolicy, refused: int
 ) -> None:
-    """The policy `refuse` waits longest: nothing else shows another tokenizer."""
+    """The check refuses a silent model for longer if the policy is `refuse`.
+
+    The model's answer is then the only way to find a difference.
+    """
     async with started(tmp_path, triton) as engine, serving(triton) as endpoint:
         await until(lambda: engine.ready)
         client, prompts = TritonClient(endpoint), Prompts.load(tmp_path)
@@ -200,7 +206,7 @@ async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
         triton.silent = False
         assert await check.check("tensorrt_llm", engine.capabilities, ready=True) is None
         await client.close()
-        # No connection is no doubt of its tokenizer, and keeps the replica out.
+        # A lost connection raises no doubt about the tokenizer, but makes the replica unavailable.
         with pytest.raises(EngineUnreachable):
             await serves.check("tensorrt_llm", engine.capabilities, ready=True)
         prompts.close()
@@ -220,7 +226,10 @@ async def test_one_that_comes_late_is_asked_then(triton: Preprocessed, tmp_path:
 async def test_which_model_is_asked_an_ensemble_says(
     triton: Preprocessed, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
-    """Another model's preprocessing has its own tokenizer; the engine's may have another name."""
+    """The ensemble names the model to ask.
+
+    A `preprocessing` model may belong to another engine, and this engine's may have another name.
+    """
     triton.models |= {"ensemble", "before"} - {"before" if "bert" in steps else "preprocessing"}
     triton.models.discard("preprocessing" if "before" in steps else "")
     triton.ensemble_steps = steps

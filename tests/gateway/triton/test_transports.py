@@ -1,4 +1,4 @@
-"""Both transports against a real tritonserver behind mutual TLS and with a restricted protocol."""
+"""Both transports with a real tritonserver that requires mutual TLS and a protocol key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
 TRANSPORTS: list[TransportName] = ["http2", "grpcio"]
-# What each of them says of the port that closes a connection without a word.
+# Error text of each transport for a port that closes the connection without an answer.
 HTTP_PORT = {"http2": "triton's http port", "grpcio": "socket closed"}
 KEY = {"triton-grpc-protocol-secret": "let me in"}
 
@@ -38,7 +38,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Server]:
-    """A Triton that wants TLS, a certificate from the client, and a key for inference."""
+    """Start a Triton that requires TLS, a client certificate, and a key for inference."""
     folder = tmp_path_factory.mktemp("tls")
     synthetic.build(folder / "engine", vocab_size=4096, tokens_per_second=200)
     parameters = {**PARAMETERS, "engine_dir": str(folder / "engine"), "tokenizer_dir": str(MODEL)}
@@ -83,7 +83,7 @@ async def count_tokens(client: TritonClient, tokens: int, **metadata: str) -> in
 
 @pytest.fixture(scope="module")
 def known(authority: Authority) -> dict[str, Path]:
-    """What a client must have."""
+    """Return the TLS files that a client needs."""
     certificate, key = authority.issue("client")
     return {"tls_ca": authority.file, "tls_cert": certificate, "tls_key": key}
 
@@ -105,7 +105,7 @@ async def test_tokens_over_tls(
 async def test_a_server_that_is_far_away(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:
-    """An attempt to connect may take as long as TLS needs: several round trips of 0.3 s here."""
+    """A slow TLS handshake, with round trips of 0.3 s, does not exceed the connect timeout."""
     host, port = endpoint.removeprefix("grpcs://").split(":")
     relays = set()
 
@@ -142,7 +142,7 @@ async def test_a_restricted_protocol_wants_its_key(
 
 
 def test_a_call_that_the_server_ended_unread_is_no_broken_engine() -> None:
-    """A race that grpc.aio loses now and then, when a call is refused at once."""
+    """INTERNAL means unavailable: grpc.aio reports it, in a race, for a call refused at once."""
     details = "Internal error from Core"
     nothing = grpc.aio.Metadata()
     refused = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, details)
@@ -190,7 +190,7 @@ async def test_why_there_is_no_connection(server: Server, transport: TransportNa
         nobody = f"{LOCALHOST}:{claims.take_free()}"
     for endpoint, why in ((nobody, "refused"), (server.http, HTTP_PORT[transport])):
         async with client_of(endpoint, ConnectionOptions(transport)) as client:
-            for _ in range(2):  # the second is told what the first has found
+            for _ in range(2):  # the second call gets the error of the first attempt
                 with pytest.raises(EngineUnreachable) as raised:
                     await client.model_ready("tensorrt_llm")
                 assert why in raised.value.why.lower()
@@ -201,10 +201,10 @@ async def test_why_there_is_no_connection(server: Server, transport: TransportNa
 async def test_who_waits_while_a_server_is_given_up_may_go_elsewhere(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:
-    """Nobody cancelled them: what they waited for has failed."""
-    # http2's attempt to connect goes on, and a call of 5 s may end before it.
+    """Waiting calls fail with an error that allows failover. They are not cancelled."""
+    # The http2 transport continues to connect, and the 5 s timeout of a call may pass first.
     given_up = (EngineUnreachable, TimeoutError) if transport == "http2" else EngineUnreachable
-    with socket.create_server((LOCALHOST, 0)) as listener:  # takes connections and says nothing
+    with socket.create_server((LOCALHOST, 0)) as listener:  # accepts connections, but never answers
         silent = f"{LOCALHOST}:{listener.getsockname()[1]}"
         async with client_of(silent, ConnectionOptions(transport)) as client:
             waiting = [
@@ -227,7 +227,7 @@ async def test_who_waits_while_a_server_is_given_up_may_go_elsewhere(
 
 
 async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
-    """What was not agreed upon by ALPN is not spoken."""
+    """The client sends nothing if ALPN did not select HTTP/2."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*authority.issue("other"))
 
@@ -257,10 +257,10 @@ def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
 async def test_a_stream_that_was_left_is_not_read_any_more(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:
-    """Left between two reads, as at a deadline while somebody works on what has come."""
+    """A stream may be abandoned between two reads, for example at a deadline."""
     options = ConnectionOptions(transport, **known, metadata=KEY)
     async with client_of(endpoint, options) as client:
-        stream = await client.stream(stream_request(1000), bytes)  # which takes five seconds
+        stream = await client.stream(stream_request(1000), bytes)  # generates for five seconds
         assert await stream.read()
         stream.abandon()
         stream.abandon()

@@ -1,4 +1,4 @@
-"""Answers of the GPT repository: no length beside the ids, and no stop words for the engine."""
+"""Responses of the GPT repository, which have no length beside the ids, and no stop words."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def capabilities() -> ModelCapabilities:
 @pytest.mark.parametrize(
     ("generated", "stop_ids", "kept"),
     [
-        # Upstream fills all of max_tokens up with the pad id, which is the end id here.
+        # The model pads the ids up to max_tokens with the pad id, which is the end id here.
         ([5, 6, END, END, END], (), [5, 6]),
         ([END, END, END, END, END], (), []),
         ([5, 6, 7, 8, 9], (), [5, 6, 7, 8, 9]),
         ([5, 6, 7, 8, 9], ((6, 7),), [5, 6, 7]),
         ([5, 6, END, 6, 7], ((6, 7),), [5, 6]),
-        # A stop word is one of the answer's tokens, not begun by the prompt's.
+        # A stop word counts only in the generated tokens, not across the end of the prompt.
         ([9, 5, 6, 7, 8], ((8, 9), (6, 7), (7,)), [9, 5, 6, 7]),
     ],
 )

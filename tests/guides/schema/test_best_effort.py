@@ -1,4 +1,4 @@
-"""Best effort: what cannot be enforced is left out, and nothing more is lost."""
+"""Best effort: unsupported keywords are dropped, and all others are enforced."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _relaxed(schema: Any) -> tuple[Any, tuple[str, ...]]:
             {**CLOSED, "properties": {"a": {}, "b": {}}},
             ["$.properties.a.$ref", "$.properties.b.$ref"],
         ),
-        # What may name more properties leaves the object open.
+        # A keyword that may allow more properties leaves the object open.
         (
             {"properties": {"a": TEXT}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
             {"type": "object", "properties": {"a": TEXT}, "additionalProperties": {}},
@@ -183,7 +183,7 @@ LEAVES = st.sampled_from(
 def _schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     properties = st.dictionaries(st.sampled_from(NAMES), inner, max_size=2)
     parts = st.lists(inner, min_size=1, max_size=2)
-    # An object that does not say what else it holds is closed: that narrows by intent.
+    # An object without `additionalProperties` becomes closed, which narrows it on purpose.
     objects = st.fixed_dictionaries(
         {
             "type": st.just("object"),

@@ -1,4 +1,4 @@
-"""Schemas written anew mean what they meant: what is valid for one is valid for the other."""
+"""Rewritten schemas are equivalent: the same values are valid for both."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
         minProperties=COUNT,
         maxProperties=COUNT,
     )
-    # An object that does not say what else it holds is closed: that is no equivalence.
+    # Without `additionalProperties` an object is closed by the rewrite, which is not equivalent.
     more = st.booleans() | inner
     return st.builds(lambda said, more: {"additionalProperties": more, **said}, said, more)
 
@@ -130,7 +130,7 @@ def _kind(tag: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "written"),
     [
-        # Closed where it does not say what else it holds, and not where it does.
+        # Objects are closed unless `additionalProperties` says otherwise.
         (
             {"properties": {"a": {"properties": {}}}, "required": ["a"]},
             {**CLOSED, "properties": {"a": CLOSED}, "required": ["a"]},
@@ -141,7 +141,7 @@ def _kind(tag: str) -> dict[str, Any]:
         ),
         ({"type": "object"}, {"type": "object", "additionalProperties": {}}),
         ({"enum": [{"properties": {"a": 1}}]}, {"const": {"properties": {"a": 1}}}),
-        # What is no name of a type is of the one that its keywords speak of.
+        # A schema without a type gets the type to which its keywords apply.
         ({"minLength": 1}, {"type": "string", "minLength": 1}),
         (
             {"allOf": [{"minLength": 1}, {"type": ["string", "null"]}]},
@@ -159,7 +159,7 @@ def _kind(tag: str) -> dict[str, Any]:
             {"oneOf": [_kind("a"), _kind("b")]},
             {"anyOf": [{**CLOSED, **_kind("a")}, {**CLOSED, **_kind("b")}]},
         ),
-        # Annotations, and what nobody knows, mean nothing for what is valid.
+        # Annotations and unknown keywords do not affect validity.
         ({"type": "integer", "title": "t", "default": 1, "x-guidance": {}, "$id": "i"}, WHOLE),
         ({"type": "string", "format": "made-up"}, TEXT),
         ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
@@ -167,7 +167,7 @@ def _kind(tag: str) -> dict[str, Any]:
             {"type": "string", "format": "uri", "minLength": 1},
             {"type": "string", "minLength": 1},
         ),
-        # A pattern is enforced alone, so a length becomes a part of it.
+        # xgrammar enforces either a pattern or a length, so the length is merged into the pattern.
         (
             {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3},
             {"type": "string", "pattern": "^[a-z]{1,3}$"},
@@ -312,5 +312,5 @@ def test_an_integer_is_a_number() -> None:
 
 def test_what_holds_for_all_items_holds_for_the_first() -> None:
     schemas = [{"type": "array", "prefixItems": [TEXT]}, {"type": "array", "items": WHOLE}]
-    # No item is a text and an integer.
+    # No item can be both a string and an integer.
     assert rewrite({"allOf": schemas}, "xgrammar") == {"type": "array", "items": False}

@@ -1,4 +1,4 @@
-"""A rendered repository for each test of it; the engine is built once a process."""
+"""A rendered repository for each test. The engine is built once per process."""
 
 from __future__ import annotations
 

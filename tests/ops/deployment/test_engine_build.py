@@ -18,8 +18,8 @@ from tests.support.hf_configs import write_config
 
 WITHIN = 60.0  # seconds
 
-# Stands in for convert_checkpoint.py, trtllm-build and the like: notes its arguments and makes
-# what it was told to make.
+# Stand-in for convert_checkpoint.py, trtllm-build and similar tools. Records its arguments and
+# creates the requested output.
 STAND_IN = """#!{python}
 import json, os, sys, time
 print("working on it", flush=True)
@@ -54,7 +54,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 class _Tools:
-    """Stand-ins on a PATH of their own."""
+    """Stand-ins in a folder that is the PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "calls.jsonl"
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_not_run(llama: Path, tools: _Tools) -> None:
 def test_a_signal_ends_the_step_and_all_it_started(
     llama: Path, tools: _Tools, tmp_path: Path, number: signal.Signals
 ) -> None:
-    # A child that outlives its parent unless the whole group is ended.
+    # This child outlives its parent unless the whole process group is ended.
     tools.put(
         tools.examples / "llama" / "convert_checkpoint.py",
         "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint('begun', flush=True)\n"
@@ -154,7 +154,7 @@ def test_a_signal_ends_the_step_and_all_it_started(
     command = _command(
         *(llama, "--run", "--output", tmp_path / "out", "--trtllm-examples", tools.examples)
     )
-    # The stand-in needs `sleep`.
+    # The stand-in starts `sleep`, so it needs the normal PATH too.
     environment = os.environ | {"PATH": f"{tools.path}:{os.environ['PATH']}"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""Memory of engines, against the figures that are published for well-known models."""
+"""Memory of engines, compared with published figures of well-known models."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def test_all_known_architectures_are_tested() -> None:
 
 def test_weights_of_llama_8b(llama_8b: Checkpoint) -> None:
     assert weight_bytes(llama_8b, INTENT) == 16_060_522_496  # 16.06 GB
-    # On two GPUs half of all but the embedding table and the norms, which are on both.
+    # Two GPUs share all weights except the embedding table and the norms, which both have.
     table, norms = 128256 * 4096, 65 * 4096
     half = (8_030_261_248 - table - norms) // 2 + table + norms
     assert weight_bytes(llama_8b, replace(INTENT, tp=2)) == 2 * half
-    # Two stages of 16 layers; lm_head is on the second one, which has no embedding.
+    # Two stages of 16 layers. The first has the embedding, the second has lm_head.
     stage = table + 16 * (8_030_261_248 - 2 * table - 4096) // 32 + 4096
     assert weight_bytes(llama_8b, replace(INTENT, pp=2)) == 2 * stage
 
@@ -126,7 +126,7 @@ def test_the_pool_is_what_weights_and_workspace_leave(llama_8b: Checkpoint) -> N
 
 
 def test_the_longest_request_decides_whether_it_fits(llama_8b: Checkpoint) -> None:
-    """24 GB less 16.06 GB of weights is enough for 8,192 tokens, not for as many of 16 beams."""
+    """Check that 24 GB less 16.06 GB of weights fit 8,192 tokens, but not with 16 beams."""
     assert plan_memory(llama_8b, INTENT, GPUS["L4"]).fits(INTENT)
     wide = replace(INTENT, max_beam_width=16)
     memory = plan_memory(llama_8b, wide, GPUS["L4"])

@@ -1,4 +1,4 @@
-"""`gateway engine plan`: the commands for each release, and what is refused."""
+"""`gateway engine plan`: the commands for each release, and refused options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Answer:
 
 
 def _run(*arguments: object) -> _Answer:
-    """The command in this process, which is quicker."""
+    """Run the command in this process, which is faster."""
     with redirect_stdout(io.StringIO()) as stdout, redirect_stderr(io.StringIO()) as stderr:
         try:
             code = main(["engine", "plan", *map(str, arguments)])
@@ -45,7 +45,7 @@ def _step(plan: dict[str, Any], name: str) -> list[str]:
 
 
 def _options(arguments: list[str]) -> dict[str, list[str]]:
-    """Values of each option."""
+    """Return the values of each option."""
     found: dict[str, list[str]] = {}
     for argument in arguments:
         if argument.startswith("--"):
@@ -61,7 +61,9 @@ def llama(tmp_path: Path) -> Path:
 
 
 def test_the_commands_for_0_17(llama: Path, tmp_path: Path) -> None:
-    """Those of the LoRA guide of tensorrtllm_backend v0.17, with all limits said."""
+    """Compare with the commands in the LoRA guide of tensorrtllm_backend v0.17, with all limits
+    set.
+    """
     plan = _plan(
         *(llama, "--dtype", "float16", "--tp", 2, "--lora-modules", "q_proj", "v_proj"),
         *("--max-lora-rank", 16, "--max-batch-size", 8, "--max-input-len", 4096),
@@ -127,7 +129,7 @@ def test_what_is_asked_for_is_in_the_build(llama: Path) -> None:
     assert options["--max_batch_size"] == ["3"]
     assert options["--workers"] == ["4"]
     assert options["--gemm_plugin"] == ["bfloat16"]  # the dtype of the weights
-    # A prompt of 8,192 tokens runs in parts then.
+    # The engine then processes a prompt of 8,192 tokens in chunks.
     assert plan["template_parameters"]["enable_chunked_context"] is True
 
 
@@ -185,7 +187,7 @@ def test_gemma_has_options_of_its_own(tmp_path: Path) -> None:
         ),
         ("phi-3-mini", ["qkv_proj", "gate_up_proj"], ["attn_qkv", "mlp_gate_up"]),
         ("phi-3-mini", ["attn_k"], ["attn_q", "attn_k", "attn_v"]),
-        # One name of PEFT stands for both.
+        # PEFT uses one name for two modules.
         ("gpt2", ["c_proj"], ["attn_dense", "mlp_4h_to_h"]),
         ("mixtral-8x7b", ["w1", "gate"], ["moe_h_to_4h", "moe_router"]),
     ],
@@ -265,7 +267,7 @@ def test_wrong_command_lines(llama: Path, arguments: list[str]) -> None:
 
 
 def test_the_printed_commands_are_those_of_the_plan(llama: Path) -> None:
-    """What a shell makes of the text is what --run would run."""
+    """Check that a shell splits the printed text into the commands that --run executes."""
     arguments = (llama, "--lora-modules", "all", "--output", "/has space/and 'quote'")
     answer = _run(*arguments)
     commands = [
@@ -304,7 +306,7 @@ def test_what_does_not_fit_says_what_would(llama: Path, arguments: list[str], ad
 
 
 def test_advice_that_is_followed_is_right(llama: Path) -> None:
-    """Each line that changes one option makes a plan that fits."""
+    """Check that following each suggestion of a single option gives a plan that fits."""
     arguments = [llama, "--gpu", "L4", "--max-seq-len", 100_000, "--gather-context-logits"]
     answer = _run(*arguments)
     advice = [

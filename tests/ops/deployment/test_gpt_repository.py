@@ -1,4 +1,4 @@
-"""`gateway repo render --repository gpt`, and `gateway repo check` of what it writes."""
+"""`gateway repo render --repository gpt`, and `gateway repo check` of the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_four_models_for_an_engine(
     assert render(cpu_engine, folder) == 0
     told = capsys.readouterr().out
     assert "the GPT repository: no answer is streamed" in told
-    # Nothing is advised that `render` would refuse.
+    # No finding suggests an option that `render` would refuse.
     assert told.endswith("errors: 0, warnings: 0, notes: 1\n")
     models = {"preprocessing", "tensorrt_llm", "postprocessing", "ensemble"}
     assert {path.name for path in folder.iterdir()} == models
@@ -66,5 +66,5 @@ def test_one_that_was_not_filled(tmp_path: Path) -> None:
         ("preprocessing", "tokenizer_dir"),
         ("postprocessing", "tokenizer_dir"),
     }
-    # The templates lie there without the modules that they are rendered with.
+    # Templates lack the Python modules that `render` adds to the version folder.
     assert {one.field for one in found if not one.field.endswith("_dir")} == {"version folder"}

@@ -1,4 +1,4 @@
-"""`gateway import`: a Hugging Face folder becomes something that Triton and the gateway serve."""
+"""`gateway import`: a Hugging Face folder becomes a repository and settings that can be served."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _import(*arguments: object) -> Answer:
 
 
 def _tiny_llama(folder: Path) -> Path:
-    """A random model of shapes unlike the demo's, with the demo's tokenizer; untied, GQA 3:1."""
+    """Create a random Llama with the demo's tokenizer: untied embeddings, GQA 3:1, other shapes."""
     layers, hidden, heads, kv, size, mlp, vocab = 3, 96, 6, 2, 24, 160, 4096
     folder.mkdir()
     for file in DEMO_MODEL.glob("*token*"):
@@ -88,7 +88,7 @@ def _tiny_llama(folder: Path) -> Path:
 
 
 def _settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings that the env file gives, read by a shell."""
+    """Return the settings from the env file, as a shell reads it."""
     printed = subprocess.run(
         ["sh", "-c", "set -a; . ./gateway.env; env"],
         cwd=folder,
@@ -104,9 +104,9 @@ def _settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
-    """With an adapter in BF16, a schema and alternatives, as the options asked for.
+    """Check an imported model with a BF16 adapter, a JSON schema and top logprobs.
 
-    The adapter was trained on "demo", which is what the folder is called, not the served model.
+    The adapter's base model is "demo", the folder's name, and not the served name.
     """
     out, model = tmp_path / "out", shutil.copytree(DEMO_MODEL, tmp_path / "demo")
     answer = _import(
@@ -153,7 +153,7 @@ def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
 
 
 def test_a_model_of_other_shapes_is_imported_and_served(tmp_path: Path) -> None:
-    """Random weights say nothing, so what they say is asked for twice, and counted."""
+    """Check two equal answers and their token count, as random weights have no expected text."""
     model, out = _tiny_llama(tmp_path / "tiny"), tmp_path / "out"
     answer = _import(model, "--name", "tiny", "--cpu", "--output", out, "--max-beam-width", 2)
     assert answer.returncode == 0, answer.stderr
@@ -208,7 +208,7 @@ def test_for_a_gpu_all_but_the_engine_is_made(
     ):
         assert f'"{name}" value {{ string_value: "{value}" }}' in config
     assert 'backend: "tensorrtllm"' in config
-    assert "TYPE_BF16" in config  # the engine's dtype, and so the adapters'
+    assert "TYPE_BF16" in config  # the engine's dtype is also the adapters'
     settings = _settings(out, monkeypatch)
     assert settings.model_name == "llama-3-8b"
     assert settings.tokenizer_dir == model
@@ -225,7 +225,7 @@ def test_for_a_gpu_all_but_the_engine_is_made(
 
 
 def test_the_build_script_runs_the_plan(tmp_path: Path) -> None:
-    """With stand-ins that note their arguments."""
+    """Run build_engine.sh with stand-ins that record their arguments."""
     model, out, log = write_config(tmp_path, "llama-3-8b"), tmp_path / "out", tmp_path / "calls"
     shutil.copyfile(DEMO_MODEL / "tokenizer.json", model / "tokenizer.json")
     assert _import(model, "--name", "llama", "--output", out).returncode == 0

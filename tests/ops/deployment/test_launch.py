@@ -1,4 +1,4 @@
-"""The composed command lines: argument for argument those of the reference launcher."""
+"""The composed command lines, compared with the reference launcher's argument by argument."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_orchestrator_that_spawns_its_workers() -> None:
 
 
 def test_an_orchestrator_with_workers_of_this_launch() -> None:
-    # The GPUs are the workers', but the reference leaves the pools alone in this mode.
+    # The workers use the GPUs, but the reference launcher sets no pool sizes in this mode.
     launch = Launch(model_repo="/repo", mode=Mode.PRESPAWNED, world_size=2, gpus_without_pool=2)
     assert command(launch) == command(Launch(model_repo="/repo", world_size=2))
     assert environment(launch)["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "0"
@@ -243,7 +243,7 @@ def test_a_source_tree_here_would_be_imported(
     monkeypatch.chdir(tmp_path)
     launch = Launch(model_repo="/repo", mode=Mode.LLMAPI)
     (tmp_path / "tensorrt_llm").mkdir()
-    check(launch, [_llmapi()])  # Python takes an installed package before a folder of no package
+    check(launch, [_llmapi()])  # an installed package precedes a folder without __init__.py
     (tmp_path / "tensorrt_llm" / "__init__.py").touch()
     with pytest.raises(LaunchError, match="tensorrt_llm: Python would import it"):
         check(launch, [_llmapi()])
@@ -254,7 +254,7 @@ def test_an_openai_too_old_for_tensorrt_llm_is_told(
     installed: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = Launch(model_repo="/repo", mode=Mode.LLMAPI)
-    assert warnings(launch) == []  # TensorRT-LLM is not here
+    assert warnings(launch) == []  # TensorRT-LLM is not installed
     for name, version in (("tensorrt_llm", "1.2.1"), ("openai", installed)):
         folder = tmp_path / f"{name}-{version}.dist-info"
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""`gateway triton launch` for real: tritonserver with the CPU executor, alone and under mpirun."""
+"""`gateway triton launch` with a real tritonserver and CPU executor, alone and under mpirun."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from triton_repo.render import render
 
 pytestmark = pytest.mark.slow
 
-# Seconds. They only end a test that would never end.
+# Seconds, only for tests that hang.
 READY_WITHIN = 240.0
 ENDED_WITHIN = 120.0
 PROMPT = [1, 5, 9]
 LONG = 500
-# A model that does not come out of its loading.
+# A model that never finishes loading.
 ENDLESS = """
 import time
 
@@ -52,7 +52,7 @@ class TritonPythonModel:
             time.sleep(1)
 """
 
-# What it does for rank 0, and that it keeps the others: a task that is no rank of any MPI.
+# Stand-in for TensorRT-LLM's launcher: runs rank 0 without MPI variables, and other ranks wait.
 LLMAPI_LAUNCHER = """#!/bin/sh
 if [ "$OMPI_COMM_WORLD_RANK" != 0 ]; then exec sleep 600; fi
 env -u OMPI_COMM_WORLD_RANK -u PMIX_RANK "$@"
@@ -66,7 +66,7 @@ needs_mpirun = pytest.mark.skipif(
 
 
 class Launched:
-    """One `gateway triton launch` and what it started."""
+    """A `gateway triton launch` and the processes that it started."""
 
     def __init__(self, folder: Path, ports: Ports, *arguments: str) -> None:
         self.server = Server(ports)
@@ -101,10 +101,10 @@ class Launched:
         self.look()
 
     def look(self) -> None:
-        """Remembers processes and shared memory, for `assert_nothing_is_left`."""
+        """Record processes and shared memory regions for `assert_nothing_is_left`."""
         self._seen.update(self._children())
         for process in self._seen:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 lines = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
                 self._regions |= {line.split()[-1] for line in lines if f"{SHARED_MEMORY}/" in line}
 
@@ -112,7 +112,9 @@ class Launched:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def named(self, name: str) -> list[psutil.Process]:
-        """Its processes whose name begins so; others come and go meanwhile."""
+        """Return the child processes whose name begins with `name`. Others may start and end
+        meanwhile.
+        """
         found = []
         for process in self._children():
             with suppress(psutil.NoSuchProcess):
@@ -121,11 +123,11 @@ class Launched:
         return found
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The tritonserver processes by rank."""
+        """Return the tritonserver processes by rank."""
         found = {}
         for process in self.named("tritonserver"):
             with suppress(psutil.NoSuchProcess):
-                last = (process.cmdline() or [""])[-1]  # it has none while it is started
+                last = (process.cmdline() or [""])[-1]  # a starting process has no command line yet
                 if "=prefix" in last:
                     found[int(last.partition("=prefix")[2].rstrip("_"))] = process
         return found
@@ -161,7 +163,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def core(tmp_path: Path) -> Path:
-    """As `folder`, with the core model alone, where the others are not the subject."""
+    """Return `folder` with the core model alone, for tests that need no other model."""
     engine.build(MODEL, tmp_path / "engine")
     render_core(tmp_path)
     return tmp_path
@@ -180,7 +182,7 @@ def _launched(folder: Path, *arguments: str) -> Iterator[Launched]:
 
 
 def _split_in_two(folder: Path) -> None:
-    """The engine's config.json as that of one with two ranks; the CPU executor needs one."""
+    """Change the engine's config.json to two ranks. The CPU executor itself needs only one."""
     path = folder / "engine" / "config.json"
     config = path.read_text(encoding="utf-8")
     changed = config.replace('"world_size": 1', '"world_size": 2')
@@ -230,7 +232,7 @@ def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
         assert new_ids(launched.server.ask(core_inputs(PROMPT, 4)))
         assert _listens(ranks[0])
         assert not _listens(ranks[1])
-        # It loads the core model alone, and never comes out of that.
+        # Rank 1 loads only the core model, and stays in its load.
         of_rank_1 = {process.pid for process in ranks[1].children()}
         stubs = [stub for stub in launched.named("triton_python") if stub.pid in of_rank_1]
         assert len(stubs) == 1
@@ -239,7 +241,7 @@ def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
             stream.send(core_inputs(PROMPT, LONG, streaming=True))
             stream.next()
             launched.process.send_signal(signal.SIGTERM)
-            # A request that runs ends as itself: mpirun would have killed its rank by now.
+            # The running request ends normally. mpirun alone would have killed its rank by now.
             assert stream.rest()[-1].error is None
         assert launched.process.wait(ENDED_WITHIN) == 0
         launched.assert_nothing_is_left()
@@ -249,7 +251,7 @@ def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
 def test_the_llmapi_repository_serves_without_mpi_and_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """The other rank is what TensorRT-LLM's program makes of it: here it only waits."""
+    """Check rank 0 only. The stand-in launcher lets the other rank wait."""
     values = {"model": str(MODEL), "tensor_parallel_size": ranks}
     render_llmapi(tmp_path / "repository", values)
     tool = tmp_path / LLMAPI_LAUNCH
@@ -318,7 +320,7 @@ def test_a_signal_while_the_models_load(core: Path) -> None:
 def test_a_second_signal_waits_for_no_request(core: Path) -> None:
     with _launched(core, "--no-mpi", "--exit-timeout", "600") as launched:
         launched.wait_ready()
-        # A server that is stopped takes no notice of SIGTERM.
+        # A stopped process does not react to SIGTERM.
         leader = launched.ranks()[0]
         stop(leader)
         launched.process.send_signal(signal.SIGTERM)
@@ -357,7 +359,7 @@ def test_a_server_that_cannot_load_ends_the_launch(core: Path) -> None:
     (core / "engine" / "config.json").unlink()
     with _launched(core, "--no-mpi") as launched:
         assert launched.process.wait(ENDED_WITHIN) == 1
-        # Triton 2.51 now and then crashes while it gives up; how it ended is told as it was.
+        # Triton 2.51 sometimes crashes when a load fails, so both ways of ending are valid.
         ended = (
             r"tritonserver ended \((exit code 1|killed by signal 11)\); its output above says why"
         )

@@ -1,4 +1,4 @@
-"""`gateway repo check` of the llmapi repository: a planted mistake is found, and no other."""
+"""`gateway repo check` of the llmapi repository: each planted mistake is found, and no other."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.commands import gateway
 from tests.support.repositories import CORE, FindingKey, error, note, warning
 from tests.support.triton_server import MODEL
 
-ADAPTER = MODEL.parent / "adapters" / "zh"  # of rank 16
-# Not read: what a repository of several GPUs says is all that counts here.
+ADAPTER = MODEL.parent / "adapters" / "zh"  # rank 16
+# The value is never used: only its presence marks a repository of several GPUs.
 TWO_INSTANCES = 'name: "tensorrt_llm"\nparameters { key: "gpu_device_ids" value { string_value: '
 
 
 @dataclass(frozen=True)
 class Place:
-    """A repository of one model, to be spoilt."""
+    """A repository of one model, into which tests plant mistakes."""
 
     repository: Path
 
@@ -88,12 +88,12 @@ def _no_yaml(place: Place) -> None:
 
 
 MULTIMODAL = warning(CORE, "triton_config.multimodal")
-"""Of `place` as it is: what takes images fetches them."""
+"""The finding of an unchanged `place`: a model with image input downloads the images."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """`plant` makes it; `problem` and `fix` are words that the finding must say."""
+    """A mistake that `plant` makes. The finding's text must contain `problem` and `fix`."""
 
     plant: Callable[[Place], object]
     finding: FindingKey
@@ -360,7 +360,9 @@ def test_instances_with_gpus_of_their_own_need_no_mpi(place: Place) -> None:
 
 
 def test_releases_are_told_by_their_inputs(place: Place) -> None:
-    """1.3's errors that are not answered, then 1.2, which neither streams nor has adapters."""
+    """Check the inputs of 1.3, whose errors go unanswered, and of 1.2, without streams and
+    adapters.
+    """
     place.without_inputs("image_url")
     assert place.found() == {MULTIMODAL, note(CORE, "image_url")}
     place.without_inputs(r"lora_\w+")

@@ -1,4 +1,4 @@
-"""`gateway import --llmapi`: a Hugging Face folder is served without an engine."""
+"""`gateway import --llmapi`: a Hugging Face folder is served without building an engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _settings(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
-    # The adapter was trained on "demo", which is what the folder is called, not the served model.
+    # The adapter's base model is "demo", the folder's name, and not the served name.
     out, model = tmp_path / "out", shutil.copytree(DEMO_MODEL, tmp_path / "demo")
     answer = _import(
         *(model, "--name", "acme/countries", "--cpu", "--output", out),
@@ -111,7 +111,7 @@ def test_for_gpus_the_plan_becomes_arguments(tmp_path: Path) -> None:
     assert settings["GATEWAY_TOKENS_PER_BLOCK"] == "32"
     assert settings["GATEWAY_REPLICA_IN_FLIGHT"] == "160"
     assert "#GATEWAY_PEFT_DIR=\n" in (out / "gateway.env").read_text(encoding="utf-8")
-    # The LLM API starts its workers itself.
+    # Without mpirun, as the LLM API starts its workers itself.
     assert f"   gateway triton launch --model-repo {out}/repository\n" in answer.stdout
     assert "LoRA cache" in answer.stdout
     assert "Build the engine" not in answer.stdout
@@ -133,7 +133,7 @@ def test_a_checkpoint_whose_memory_cannot_be_planned(tmp_path: Path) -> None:
 
 
 def test_models_that_no_release_converts_pipelined_are_served_so(tmp_path: Path) -> None:
-    """What a conversion script does not take is no limit where nothing is converted."""
+    """Check that limits of the conversion scripts do not apply, as nothing is converted."""
     model = write_config(tmp_path, "gemma-2-9b")
     shutil.copyfile(DEMO_MODEL / "tokenizer.json", model / "tokenizer.json")
     answer = _import(model, "--name", "m", "--pp", 2, "--output", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Releases and containers: which templates each one reads, from every command that is told one."""
+"""Releases and containers named in options: each command uses the templates of that release."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_import_has_the_names_of_what_serves_it(
 
 @pytest.mark.parametrize("release", ["1.2.1", "25.10", "0.20"])
 def test_a_description_names_a_release(place: RenderedRepository, release: str) -> None:
-    """YAML reads the last two as numbers, without their zero."""
+    """Check releases that YAML reads as numbers: 25.10 loses its zero."""
     file, out = place.folder / "description.yaml", place.folder / "out"
     file.write_text(
         f"release: {release}\nengine_dir: engine\ntokenizer_dir: tokenizer\n"

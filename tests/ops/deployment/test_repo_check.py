@@ -1,4 +1,4 @@
-"""`gateway repo check`: right repositories of every kind have no findings, and what it prints."""
+"""`gateway repo check`: valid repositories of each type have no findings; its output."""
 
 from __future__ import annotations
 

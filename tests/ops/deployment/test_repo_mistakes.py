@@ -1,4 +1,4 @@
-"""`gateway repo check`: a planted mistake is found, and nothing but that."""
+"""`gateway repo check`: each planted mistake is found, and no other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.triton_server import MODEL
 
 @dataclass(frozen=True)
 class Mistake:
-    """`plant` makes it; `problem` and `fix` are words that the finding must say."""
+    """A mistake that `plant` makes. The finding's text must contain `problem` and `fix`."""
 
     plant: Callable[[RenderedRepository], object]
     finding: FindingKey
@@ -43,13 +43,13 @@ def _bfloat16_engine(place: RenderedRepository) -> None:
 
 
 def _old_text_names(place: RenderedRepository) -> None:
-    """The core model of a newer release beside the BLS of an older one."""
+    """Combine the core model of a newer release with the BLS model of an older one."""
     place.rename(CORE, "min_length", "min_tokens")
     place.edit(ENSEMBLE, 'key: "min_length"', 'key: "min_tokens"')
 
 
 def _gpu_engine(place: RenderedRepository) -> None:
-    """An engine for two GPUs of which one file is missing."""
+    """Make the engine one for two GPUs, with a file missing."""
     (place.engine / "model.safetensors").unlink()
     (place.engine / "rank0.engine").touch()
     place.build("pretrained_config.mapping", world_size=2, tp_size=2)
@@ -68,7 +68,7 @@ def _engines(place: RenderedRepository, count: int, gpus: str) -> None:
 
 
 def _core_alone_of(place: RenderedRepository, version: str) -> None:
-    """Leave the C++ core model alone, with an engine of `version` and its name for statistics."""
+    """Leave the C++ core model alone, with an engine of `version` and its statistics parameter."""
     for name in (ENSEMBLE, BLS):
         shutil.rmtree(place.repository / name)
     _cxx_backend(place)

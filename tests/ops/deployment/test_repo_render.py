@@ -1,4 +1,4 @@
-"""`gateway repo render`: from a description and an engine to a repository that Triton serves."""
+"""`gateway repo render`: a description and an engine become a repository that Triton serves."""
 
 from __future__ import annotations
 

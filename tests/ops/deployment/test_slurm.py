@@ -1,4 +1,4 @@
-"""The scripts for Slurm: read by bash and shellcheck, and run with stand-ins for its commands."""
+"""Slurm scripts: checked by bash and shellcheck, and run with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ops.deployment.launch import Launch
 from ops.deployment.launch_checks import LaunchError
 from ops.deployment.slurm import Job, compose_scripts, write_scripts
 
-# What srun does for the ranks of one node: it tells each which one it is, and waits.
+# Stand-in for srun on one node: starts the ranks, each with its number, and waits.
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" > "$RECORDS/srun"
 while [[ $1 == --* ]]; do shift; done
@@ -81,12 +81,13 @@ def test_both_scripts_run(tmp_path: Path) -> None:
     for number, arguments in enumerate([leader, worker, worker, worker]):
         record = json.loads((records / f"rank{number}").read_text(encoding="utf-8"))
         shm = f"--backend-config=python,shm-region-prefix-name=prefix{number}_"
-        # scancel reaches all ranks at once, and the leader's requests need the others.
+        # Other ranks ignore SIGTERM: scancel signals all at once, and the leader's requests need
+        # them.
         assert record == [[*arguments, shm], number > 0]
 
 
 def test_ranks_of_the_llm_api_are_all_started_alike(tmp_path: Path) -> None:
-    """By TensorRT-LLM's own program, which tells them apart."""
+    """Check that all ranks run TensorRT-LLM's launcher, which distinguishes the ranks."""
     tools, records = tmp_path / "tools", tmp_path / "records"
     for folder in (tools, records):
         folder.mkdir()
@@ -168,7 +169,7 @@ def test_options_for_sbatch(tmp_path: Path) -> None:
         f"#SBATCH --output={tmp_path}/%x_%j.out",
     ]
     assert "'--container-image=registry#image:1'" in text
-    # The container has to see the script of the rank.
+    # The rank script's folder must be mounted in the container.
     assert f"--container-mounts=/data:/data,{tmp_path}:{tmp_path}" in text
 
 

@@ -1,4 +1,4 @@
-"""What operators are told of files that are not what their names say, by each command."""
+"""Error messages of each command for files whose content does not match their name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _copy(source: Path, folder: Path) -> Path:
 
 
 def _shards(model: Path) -> None:
-    """Two names for the weights, the second of which is not there."""
+    """Add an index of two weight files, the second of which is missing."""
     first, second = (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
     (model / "model.safetensors").rename(model / first)
     (model / INDEX).write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
@@ -130,7 +130,7 @@ def test_a_gateway_says_what_to_set_its_tokenizer_to(tmp_path: Path) -> None:
 
 
 def _lora(up: Up, *arguments: object) -> str:
-    """What the command says when it fails."""
+    """Return stderr of the failing command."""
     answer = gateway("lora", *arguments, "--state-dir", up.state_dir)
     assert answer.returncode == 1, answer.stdout
     assert not TEMPORARY.search(answer.stderr), answer.stderr
@@ -183,7 +183,7 @@ def test_lora_size_names_the_folder(tmp_path: Path) -> None:
 
 
 def test_the_upload_of_the_guide(up: Up) -> None:
-    """docs/lora.md, with curl as it stands there."""
+    """Run the curl upload of docs/lora.md unchanged."""
     guide = (ROOT / "docs/lora.md").read_text(encoding="utf-8")
     block = re.search(r"<!-- file: upload\.sh -->\n```sh\n(.*?)^```$", guide, re.M | re.S)
     assert block is not None
@@ -243,7 +243,7 @@ def test_up_refuses_before_it_starts_anything(
 
 @pytest.mark.slow
 def test_declared_adapters_of_upstreams_converter_are_served(up: Up, tmp_path: Path) -> None:
-    """`gateway up --adapter` takes npy files as it takes PEFT's."""
+    """Check `gateway up --adapter` with npy files instead of a PEFT folder."""
     from adapters import npy  # noqa: PLC0415
     from tests.support.generated_adapters import convert_folder  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The CPU executor's loop with a script in place of a model, loaded by Triton's model process."""
+"""The CPU executor's loop with a script instead of a model, loaded by Triton's model process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.synthetic import SyntheticLoop
 
 _LIKELY_LOGIT = 20.0
-"""Logit of a likely token. The others have 0."""
+"""Logit of a likely token. Other tokens have 0."""
 
 
 class ScriptedLoop(SyntheticLoop):
-    """Each request's tokens are those of the script that lies in a file as the request starts.
+    """An executor loop whose tokens come from a script file, read when a request starts.
 
-    A guide of a JSON schema is followed by a small example of the schema; other guides are refused.
-    Where logits are asked for, the likely tokens after a prompt's token are those that follow the
-    same token in the script's text. The likely token of a generated position is the chosen one.
+    A JSON schema guide is followed by a small example of the schema. Other guides are refused.
+    Logits after a prompt token prefer the tokens that follow the same token in the script's text.
+    Logits of a generated position prefer the chosen token.
     """
 
     def __init__(
@@ -82,5 +82,5 @@ class ScriptedLoop(SyntheticLoop):
 
 
 def install(script: Path) -> None:
-    """Let the executor of this process run scripts in place of the synthetic engine's tokens."""
+    """Make the executor of this process generate the script's tokens."""
     executor.SyntheticLoop = partial(ScriptedLoop, script=script)  # type: ignore[misc, assignment]

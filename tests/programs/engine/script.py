@@ -1,4 +1,4 @@
-"""The text that the scripted engine writes for a prompt."""
+"""Text that the scripted engine generates for a prompt."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 THOUGHTS = "<think>\nI look at the notes.\n</think>\n\n"
-"""Text before each call and answer, as models write it that think in tags."""
+"""Reasoning in tags, before each call and answer."""
 Form = Literal["hermes", "qwen3_coder"]
-"""The form of calls, by the names of GATEWAY_TOOL_FORM."""
+"""Name of the tool call format, as in GATEWAY_TOOL_FORM."""
 IDLE = "Nothing to do."
-"""The answer to a prompt that offers none of the script's tools, such as one for a title."""
+"""Answer to a prompt without any of the script's tools, such as a request for a title."""
 _OFFERED = "within <tools></tools> XML tags:\n<tools>\n"
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n?</tool_response>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the first offered tool whose full name matches the expression `tool`."""
+    """A call of the first offered tool whose full name matches the regex `tool`."""
 
     tool: str
     arguments: dict[str, Any]
-    """Arguments by name. Names that the tool's schema lacks are left out."""
+    """Arguments by name. Names that are not in the tool's schema are left out."""
     together: bool = False
-    """True if the call is in one turn with the call before it."""
+    """True if the call is in the same turn as the previous call."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Calls to make one after the other, and the answer after the last result.
+    """Calls to make in order, and the answer after the last result.
 
-    `{found}` in `answer` becomes the sorted matches of the expression `find` in the tools' results.
+    `{found}` in `answer` is replaced by the sorted matches of the regex `find` in the tools'
+    results.
     """
 
     calls: Sequence[Call] = ()
@@ -43,7 +44,7 @@ class Script:
     form: Form = "hermes"
 
     def save(self, path: Path) -> None:
-        """Replace the file that the engine reads for each prompt."""
+        """Replace the script file, which the engine reads for each prompt."""
         new = path.with_suffix(".new")
         new.write_text(json.dumps(asdict(self)), encoding="utf-8")
         new.replace(path)
@@ -55,7 +56,7 @@ class Script:
         return cls(calls=calls, **fields)
 
     def write(self, prompt: str) -> str:
-        """Return the assistant's text for a prompt of the demo model's chat template."""
+        """Return the assistant's text for a prompt that the demo model's chat template rendered."""
         results = _RESULT.findall(prompt)
         written: list[str] = []
         offered = offered_functions(prompt)
@@ -68,13 +69,13 @@ class Script:
             return THOUGHTS + "\n".join(written)
         if not results and self.calls:
             return THOUGHTS + IDLE
-        # Sorted, as programs send the results of one turn in the order of their ends.
+        # Matches are sorted, since programs send the results of one turn in order of completion.
         found = sorted(set(re.findall(self.find, "\n".join(results))))
         return THOUGHTS + self.answer.replace("{found}", ", ".join(found))
 
 
 def offered_functions(prompt: str) -> list[dict[str, Any]]:
-    """Return the functions that the chat template lists, in their order."""
+    """Return the functions listed by the chat template, in order."""
     _, _, listed = prompt.partition(_OFFERED)
     lines = listed.partition("\n</tools>")[0].splitlines()
     tools = [json.loads(line) for line in lines if line]
@@ -102,9 +103,9 @@ def _raw(value: Any) -> str:
 
 
 def example_of(schema: Any, definitions: Mapping[str, Any] | None = None) -> Any:
-    """Return a small value that a JSON schema of the common kinds allows.
+    """Return a small value that matches a JSON schema with common keywords.
 
-    References are those to `definitions`, by default the schema's own.
+    References are resolved in `definitions`, by default the schema's own.
     """
     if not isinstance(schema, dict):
         return "x"

@@ -1,4 +1,4 @@
-"""A real Triton on the scripted engine, and a real gateway before it."""
+"""A real Triton with the scripted engine, and a real gateway."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from core_model import TritonPythonModel
 
 @dataclass(frozen=True)
 class ScriptedStack:
-    """A running gateway, whose engine follows the script that was given last."""
+    """A running gateway whose engine follows the latest given script."""
 
     gateway: GatewayProcess
     script_file: Path
@@ -50,7 +50,7 @@ class ScriptedStack:
 def scripted_stack(
     folder: Path, form: Form = "hermes", **settings: object
 ) -> Iterator[ScriptedStack]:
-    """Start Triton with a model that calls tools in a form, and a gateway.
+    """Start a gateway, and Triton with a model that writes tool calls in the given format.
 
     `settings` become GATEWAY_ variables.
     """
@@ -83,7 +83,7 @@ def scripted_stack(
 
 
 def _gather_logits(engine: Path) -> None:
-    """Declare the logits that the scripted loop makes, which the synthetic engine lacks."""
+    """Declare in the engine's config.json the logits that the scripted loop sends."""
     path = engine / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     names = ("gather_context_logits", "gather_generation_logits")
@@ -92,7 +92,7 @@ def _gather_logits(engine: Path) -> None:
 
 
 def _thinking_tokenizer(folder: Path) -> Path:
-    """Write the demo model's tokenizer with a chat template for a model that thinks in tags."""
+    """Write the demo model's tokenizer with a chat template for reasoning in tags."""
     folder.mkdir()
     shutil.copy(DEMO_MODEL / "tokenizer.json", folder)
     configuration = json.loads((DEMO_MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A model with wrong answers selected by its inputs, which reports `wait` in a file."""
+"""A model that gives wrong answers on demand, and reports the input `wait` in a file."""
 
 import time
 from pathlib import Path

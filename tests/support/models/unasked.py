@@ -1,8 +1,8 @@
-"""A core model that sends all outputs enabled by the flags, whatever outputs were requested.
+"""A core model that sends all outputs enabled by flags, even those that were not requested.
 
-So does upstream's `tensorrt_llm/1/model.py`: one thread sends the responses of all requests, with
-`batch_index` if Triton gave it several at once, and all statistics if any is wanted. Triton has to
-drop the outputs that the client did not name. Token ids here are those of the prompt, repeated.
+Upstream's `tensorrt_llm/1/model.py` does the same: one thread sends the responses of all requests,
+with `batch_index` if Triton batched several, and all statistics if any is requested. Triton must
+drop the outputs that the client did not name. The generated token ids repeat the prompt.
 """
 
 import queue
@@ -59,9 +59,7 @@ class TritonPythonModel:
             thread.join()
 
     def _watch(self):
-        """Generate other work for the interpreter, like upstream's threads for cancellation and
-        metrics.
-        """
+        """Keep the interpreter busy, like upstream's threads for cancellation and metrics."""
         while not self._stopping.is_set():
             [np.expand_dims(np.array([n], np.int32), 0) for n in range(20)]
             time.sleep(0)
@@ -75,7 +73,7 @@ class TritonPythonModel:
                 *(pb_utils.Tensor(name, np.array([[index]], dtype)) for name, dtype in more),
             ]
             response = pb_utils.InferenceResponse(tensors)
-            # Triton frees the outputs that it drops from now on.
+            # Triton may free dropped outputs once the model has no reference to them.
             del tensors
             if rest:
                 self._steps.put((sender, index, more, rest))

@@ -1,8 +1,8 @@
-"""A real embedding model: the static word embeddings in the wheel of wordllama.
+"""A real embedding model: the static word embeddings in the wordllama wheel.
 
-A text's vector is the mean of its tokens' (as WordLlama computes it). The parameter `takes` selects
-the model's input: `text`, token `ids` with their mask, or a query and a document (`pair`), whose
-score is the cosine of their vectors.
+A text's vector is the mean of its tokens' vectors, as WordLlama computes it. The parameter `takes`
+selects the input: `text`, token `ids` with their mask, or a query and a document (`pair`), whose
+score is the cosine of the two vectors.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         self._answer = getattr(self, "_" + config["parameters"]["takes"]["string_value"])
-        # Not imported: only two files of it are needed.
+        # The package is only located, not imported: two of its files are enough.
         wheel = Path(importlib.util.find_spec("wordllama").origin).parent
         [weights] = load_file(wheel / "weights" / "l2_supercat_256.safetensors").values()
         self._weights = weights.astype(np.float32)

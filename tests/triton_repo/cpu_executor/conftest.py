@@ -1,4 +1,4 @@
-"""One executor of the golden model for the tests of a file."""
+"""An executor of the golden model for each test file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search against a plain reimplementation over the whole forward pass."""
+"""Beam search, compared with a naive implementation over complete forward passes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trtllm.Execut
 
 
 class Naive:
-    """Every hypothesis is run through the model from its first token."""
+    """A reference that runs each hypothesis through the model from its first token."""
 
     def __init__(self) -> None:
         self.config = load_config(GOLDEN / "gqa")
@@ -77,7 +77,7 @@ def test_beams_equal_the_naive_search(
 ) -> None:
     naive = Naive()
     best_path = naive.search(width, 6)[0][0]
-    # An id on the best path, and one that ends a candidate just too bad to be finished.
+    # Three end ids: none, one on the best path, and one whose candidate just misses the beam.
     just_too_bad = int(np.argsort(-naive.log_probs(PROMPT))[width])
     for end in (-1, best_path[3], just_too_bad):
         asked = request(
@@ -199,12 +199,13 @@ def test_only_the_best_candidates_may_end() -> None:
     logits[1, [0, 8]] = [1.0, 0.9]
     assert active.beams is not None
     active.beams.step(active.sequences, logits)
-    # Best first: end and 7 after the first beam, end and 8 after the second.
+    # Order by score: end and 7 after the first beam, end and 8 after the second.
     assert [s.tokens for s in active.sequences] == [[5, 7], [5, 8]]
     logits = np.full((2, 160), -50, np.float32)
     logits[0, 0] = logits[1, 9] = 1.0
     active.beams.step(active.sequences, logits)
-    # A second ended beam was needed; the one of the first step came in the third place.
+    # Two ended beams finish the search, one from each step. In the first step, the second beam's
+    # end was only the third candidate and did not count.
     assert [s.tokens for s in active.sequences] == [[5], [5, 7]]
 
 

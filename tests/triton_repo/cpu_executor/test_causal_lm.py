@@ -1,4 +1,4 @@
-"""The forward pass against transformers' logits, and its independence of batching."""
+"""Forward pass: logits equal transformers', and batching does not change them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_sequence_does_not_depend_on_its_batch(case: str) -> None:
         last = [int(row.argmax()) for row in rows]
         seen = []
         for _ in range(6):
-            # A prompt of another sequence runs in the same batch, as in-flight batching does.
+            # Another sequence's prompt runs in the same batch, as in in-flight batching.
             other = Chunk(SequenceCache(config, 60), golden_prompt()[:60], 1)
             chunks = [Chunk(c, [t]) for c, t in zip(caches, last, strict=True)]
             logits = model.forward([*chunks, other])[: len(group)]

@@ -1,4 +1,4 @@
-"""The names, keywords, checks and texts of the executor's request and settings classes."""
+"""The executor's request and settings classes: names, keywords, validation and repr."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_enum_values() -> None:
 
 
 def test_an_array_of_one_is_a_number_and_no_other_array_is() -> None:
-    """Upstream's model.py takes lookahead's sizes out of a request as arrays [1, 1]."""
+    """Check arrays with one element, as upstream's model.py passes lookahead sizes as [1, 1]."""
     config = trtllm.LookaheadDecodingConfig(*(np.array([[n]], np.int32) for n in (7, 5, 3)))
     sizes = (config.max_window_size, config.max_ngram_size, config.max_verification_set_size)
     assert sizes == (7, 5, 3)

@@ -1,4 +1,4 @@
-"""Draft tokens of a client (speculative decoding with a draft model) and prompt tables."""
+"""Draft tokens from a client (speculative decoding with a draft model) and prompt tables."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_drafts_that_do_not_fit_are_refused(
 
 
 def table(rows: list[int], extra: int = 7) -> trtllm.PromptTuningConfig:
-    """The embeddings of these ids of the vocabulary, for a prompt that begins with them."""
+    """Return the embeddings of `rows`, for a prompt that begins with these token ids."""
     embedding = load_float32(GOLDEN / "gqa")["model.embed_tokens.weight"]
     extra_ids = [extra] * len(rows) + [0] * (len(PROMPT) - len(rows))
     return trtllm.PromptTuningConfig(embedding[rows].astype(np.float16), extra_ids)

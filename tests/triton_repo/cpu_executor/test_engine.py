@@ -1,4 +1,4 @@
-"""Engine folders: what build writes, what the loader reads and refuses."""
+"""Engine folders: written files, loading, and refused engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triton_repo.cpu_executor.engine import build, load_config
 
 
 def hf_folder(folder: Path, **changes: Any) -> Path:
-    """A Hugging Face folder whose config has ``changes`` (None removes a key)."""
+    """Write a Hugging Face folder whose config.json has ``changes`` (None removes a key)."""
     folder.mkdir()
     config = json.loads((GOLDEN / "gqa" / "config.json").read_text()) | changes
     config = {key: value for key, value in config.items() if value is not None}
@@ -57,7 +57,7 @@ def test_an_iteration_takes_as_long_as_the_model_says(tmp_path: Path) -> None:
     with start(build(model, tmp_path / "e")) as executor:
         began = time.monotonic()
         assert run(executor, request(golden_prompt(), 5))[0].tokens() == golden_greedy()[:5]
-        # The last token comes out before its iteration is over.
+        # The last token is returned before its iteration has ended, so only four iterations count.
         assert time.monotonic() - began >= 4 * 0.05
 
 

@@ -1,4 +1,4 @@
-"""What is GPT-2's own: two forms of its checkpoint, what is refused, an engine that serves it."""
+"""GPT-2 in the CPU executor: two checkpoint formats, refused configurations, a served engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def logits(model: Gpt) -> np.ndarray:
 
 
 def changed(folder: Path, **changes: Any) -> Path:
-    """A folder with the golden model's config.json, changed."""
+    """Write the golden model's config.json with changes, and return the folder."""
     config = json.loads((FOLDER / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     return folder
@@ -36,7 +36,7 @@ def test_a_checkpoint_of_the_decoder_alone_is_the_same_model(tmp_path: Path) -> 
     whole = load_file(FOLDER / "model.safetensors")
     assert all(name.startswith("transformer.") for name in whole)
     alone = {name.removeprefix("transformer."): tensor for name, tensor in whole.items()}
-    # OpenAI's checkpoint holds the causal mask, too.
+    # OpenAI's checkpoint also has the causal mask as a tensor.
     alone["h.0.attn.bias"] = np.ones((1, 1, 4, 4), np.float32)
     save_file(alone, tmp_path / "model.safetensors")
     config = load_config(FOLDER)

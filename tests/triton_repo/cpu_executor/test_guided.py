@@ -33,9 +33,9 @@ GuideType = trtllm.GuidedDecodingParams.GuideType
 END_ID = 2
 COUNT = 100
 STEP = "Encountered an error in forwardAsync function: "
-# More states than llguidance builds, though it looks small: refused in the middle of an output.
+# llguidance refuses this regex during the output, once it exceeds its limit of states.
 TOO_COMPLEX = "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"
-# Hundreds of milliseconds to compile.
+# A guide that takes hundreds of milliseconds to compile.
 HEAVY = json.dumps({"enum": [f"value number {i}" for i in range(60_000)]})
 
 
@@ -103,7 +103,7 @@ def guided(
     max_tokens: int = 100,
     **more: Any,
 ) -> trtllm.Request:
-    """A streaming request that draws at temperature 1 from all that is allowed."""
+    """Return a streaming request that samples at temperature 1 from all allowed tokens."""
     params = None if kind is None else trtllm.GuidedDecodingParams(kind, guide)
     values = {"end_id": END_ID, "top_p": 1.0, "temperature": 1.0, "seed": 1}
     return request(prompt, max_tokens, **values | more, guided_decoding_params=params)
@@ -111,7 +111,7 @@ def guided(
 
 def texts(output: Output, tokenizer: Tokenizer, count: int = 1) -> list[str]:
     assert output.error is None, output.error
-    # Special tokens stay visible.
+    # Special tokens must be visible in the texts.
     return [tokenizer.decode(output.tokens(i), skip_special_tokens=False) for i in range(count)]
 
 
@@ -152,7 +152,7 @@ def test_a_schema_that_the_model_breaks_is_met_every_time(ask: Any, tokenizer: T
             'root ::= ("(" a ")"){1,3}\na ::= "x"{1,4} "y"',
             r"(\(x{1,4}y\)){1,3}",
         ),
-        # The text of a special token is text, and must not become that token.
+        # Text that spells a special token must stay text.
         (GuideType.EBNF_GRAMMAR, 'root ::= "<|im_start|>"', r"<\|im_start\|>"),
         (GuideType.JSON_SCHEMA, '{"const": "<|im_start|>"}', r'"<\|im_start\|>"'),
         (GuideType.JSON_SCHEMA, '{"enum": ["a", 1, null]}', '"a"|1|null'),
@@ -192,7 +192,7 @@ def test_the_backend_llguidance_takes_lark(
 
 def test_streamed_or_not_and_again_the_output_is_the_same(ask: Any, tokenizer: Tokenizer) -> None:
     schema = json.dumps(City.model_json_schema())
-    # The second and third find the prompt's blocks in the cache.
+    # The second and third request find the prompt's blocks in the KV cache.
     streamed, again = (ask(GuideType.JSON_SCHEMA, schema) for _ in range(2))
     whole = ask(
         GuideType.JSON_SCHEMA, schema, streaming=False, exclude_input_from_output=True
@@ -234,7 +234,7 @@ def test_a_paused_request_goes_on_within_its_grammar(
 
 
 def test_only_an_end_may_follow_a_complete_grammar(ask: Any, tokenizer: Tokenizer) -> None:
-    # With the tokenizer's end id, without any, and with one that is a letter of the text.
+    # Try the tokenizer's end id, none, and an end id that is a letter of the text.
     letter = tokenizer.token_to_id("e")
     bias = np.zeros(tokenizer.get_vocab_size(), np.float32)
     bias[[letter, END_ID]] = 1000
@@ -277,7 +277,7 @@ def test_the_grammar_is_stronger_than_bans_and_counts_for_log_probs(
     seven = tokenizer.token_to_id("7")
     output = ask(GuideType.REGEX, "7", bad_words=[[seven]], return_log_probs=True)
     assert output.tokens() == [seven]
-    # There was nothing else to choose from.
+    # Only one token was allowed, so its probability is 1.
     assert output.last.log_probs == [[0.0]]
 
 
@@ -312,7 +312,10 @@ def test_a_bad_guide_ends_its_step(ask: Any, kind: GuideType, guide: str, text: 
 def test_a_bad_guide_ends_all_that_are_active(
     executor: trtllm.Executor, prompt: list[int], tokenizer: Tokenizer
 ) -> None:
-    """As in TensorRT-LLM, which compiles guides inside the step."""
+    """Check that a guide that fails to compile ends all active requests.
+
+    TensorRT-LLM compiles guides inside the step of the batch, so a failure ends the batch.
+    """
     (running,) = executor.enqueue_requests([guided(prompt, max_tokens=1900, end_id=None)])
     begun = executor.await_responses(running, 30.0)
     (bad,) = executor.enqueue_requests([guided(prompt, GuideType.JSON_SCHEMA, '{"type": "foo"}')])
@@ -321,7 +324,7 @@ def test_a_bad_guide_ends_all_that_are_active(
     assert outputs[0].error is not None
     assert outputs[0].error == outputs[1].error
     assert outputs[0].error.startswith(f"{STEP}Invalid guide of type json_schema: ")
-    # It goes on with the next.
+    # The executor then serves the next request.
     assert texts(run(executor, guided(prompt, GuideType.REGEX, "ab"))[0], tokenizer) == ["ab"]
 
 
@@ -388,7 +391,7 @@ def test_a_cancelled_request_does_not_wait_for_its_guide(
         executor.cancel_request(i)
     outputs = gather(executor, ids)
     assert {reason for output in outputs for reason in reasons(output)} == {FinishReason.CANCELLED}
-    # The guides that were not begun are not compiled either.
+    # Guides of requests that were cancelled before their start are not compiled.
     assert run(executor, guided(prompt, GuideType.REGEX, "a"))[0].error is None
     assert time.process_time() - started < 5
 

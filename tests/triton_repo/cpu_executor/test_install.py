@@ -1,4 +1,4 @@
-"""The CPU executor under TensorRT-LLM's import names, in processes of their own."""
+"""The CPU executor installed under TensorRT-LLM's import names, in separate processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ for tokenizer, text in ((Slow(), "Unsupported tokenizer type"), (Fast(), "no eos
         raise AssertionError(text)
 """
 
-# What upstream's model.py does with tensors, on their way in and out.
+# Calls that upstream's model.py makes to convert tensors.
 TENSORS = """
 import sys
 import numpy as np

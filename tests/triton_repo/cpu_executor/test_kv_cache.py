@@ -216,7 +216,7 @@ def test_guaranteed_no_evict_holds_requests_back(tmp_path: Path) -> None:
     with start_golden(tmp_path, **small_pool(9)) as executor:
         run(executor, *[request(PROMPT[i : i + 20], 40) for i in range(4)])
         stats = executor.get_latest_iteration_stats()
-    # 60 tokens are 4 blocks, so two of the four requests fit at a time.
+    # 60 tokens take 4 blocks, so only two of the four requests run at a time.
     assert max(s.inflight_batching_stats.num_scheduled_requests for s in stats) == 2
     assert max(s.num_active_requests for s in stats) == 4
 

@@ -1,4 +1,4 @@
-"""What is Llama's own in the forward pass, and what a checkpoint of it must have."""
+"""Llama's parts of the forward pass, and refused checkpoints."""
 
 from __future__ import annotations
 

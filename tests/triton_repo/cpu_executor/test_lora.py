@@ -1,4 +1,4 @@
-"""LoRA in the executor: the tensor form, mixed batches, the cache and its texts."""
+"""LoRA in the executor: tensor layout, mixed batches, cache and error messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from triton_repo.cpu_executor.lora import (
 )
 
 PROMPT = golden_prompt()[:40]
-# The checkpoint's name of each module: gate_proj is mlp_h_to_4h, up_proj is mlp_gate.
+# Module id -> weight in the checkpoint. gate_proj is mlp_h_to_4h, and up_proj is mlp_gate.
 WEIGHTS = {
     1: "self_attn.q_proj",
     2: "self_attn.k_proj",
@@ -67,7 +67,7 @@ Factors = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 
 
 def factors(engine: Path, seed: int, modules: dict[int, int], scale: float = 0.3) -> Factors:
-    """Random A ``[rank, in]`` and B ``[out, rank]`` for modules with their ranks."""
+    """Return random A ``[rank, in]`` and B ``[out, rank]`` for each module and layer."""
     config = load_config(engine)
     random = np.random.default_rng(seed)
     made = {}
@@ -94,7 +94,7 @@ def lora(task_id: int, parts: Factors | None = None) -> trtllm.LoraConfig:
 
 
 def merged(parts: Factors, folder: Path) -> Path:
-    """The golden checkpoint with the adapter added into its weights."""
+    """Write the golden checkpoint with the adapter merged into its weights."""
     loaded = load_file(GOLDEN / "gqa" / "model.safetensors")
     for (layer, module), (a, b) in parts.items():
         name = f"model.layers.{layer}.{WEIGHTS[module]}.weight"
@@ -261,7 +261,7 @@ def test_bfloat16_weights_come_as_bits(tmp_path: Path, engine: Path) -> None:
 
 
 def cache_for(adapters: float, engine: Path) -> trtllm.PeftCacheConfig:
-    """Room for that many adapters of the largest size."""
+    """Return a cache configuration for this many adapters of the largest size."""
     config = load_config(engine)
     largest = sum(2 * 2 * element_count(config, module, 8) for module in MODULE_NAMES)
     return trtllm.PeftCacheConfig(host_cache_size=int(adapters * largest))

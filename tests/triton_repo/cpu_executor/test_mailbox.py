@@ -1,4 +1,4 @@
-"""The mailbox between callers and the loop thread."""
+"""The mailbox between client threads and the executor's loop thread."""
 
 from __future__ import annotations
 

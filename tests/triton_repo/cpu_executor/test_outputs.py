@@ -1,4 +1,4 @@
-"""What a request gets back: its ids, streamed or not, their ends, log probabilities and logits."""
+"""Outputs of a request: token ids, streaming, finish reasons, log probabilities and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of an MPI job: the leader works, the others wait for it."""
+"""Ranks of an MPI job: the leader executes requests, and the other ranks wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from triton_repo.cpu_executor.ranks import own_rank
         ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
         ({"PMIX_RANK": "2"}, 2),
         ({"SLURM_PROCID": "1"}, 1),
-        # mpirun inside a Slurm allocation: the step that it runs in is rank 0 of nothing.
+        # With mpirun inside a Slurm allocation, SLURM_PROCID is not the rank of the MPI job.
         ({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, 1),
     ],
 )
@@ -46,7 +46,7 @@ print("ended", flush=True)
 
 def test_a_rank_that_is_not_the_leader_takes_nothing_and_waits(tmp_path: Path) -> None:
     folder = engine.build(MODEL, tmp_path / "engine")
-    (folder / "model.safetensors").unlink()  # the weights are the leader's
+    (folder / "model.safetensors").unlink()  # only the leader needs weights
     with subprocess.Popen(
         [sys.executable, "-c", FOLLOWER, str(folder)],
         env=os.environ | {"OMPI_COMM_WORLD_RANK": "1"},

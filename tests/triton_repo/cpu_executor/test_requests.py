@@ -1,4 +1,4 @@
-"""The executor's life of requests: cancellation, refusals, queue, statistics, its end."""
+"""The life of a request in the executor: queueing, refusal, cancellation, statistics, shutdown."""
 
 from __future__ import annotations
 
@@ -204,7 +204,8 @@ def test_perf_metrics(executor: trtllm.Executor) -> None:
 
 def test_shutdown_finishes_accepted_requests(tmp_path: Path) -> None:
     executor = start_golden(tmp_path, max_batch_size=1)
-    # The last one's response may come too late to be taken. It is long, so those before are.
+    # The last response may come after the reader has stopped. That request is long, so the two
+    # others end before.
     asked = [request(PROMPT, tokens, streaming=False) for tokens in (10, 10, 400)]
     ids = executor.enqueue_requests(asked)
     ended: list[int] = []
@@ -233,7 +234,7 @@ def test_shutdown_finishes_accepted_requests(tmp_path: Path) -> None:
 
 
 def waits(thread: threading.Thread) -> bool:
-    """Whether it stands in a condition's `wait`."""
+    """Return True if the thread is in `Condition.wait`."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code is threading.Condition.wait.__code__
 
@@ -340,7 +341,7 @@ def test_request_stats_are_kept_for_as_many_iterations_as_asked_for(tmp_path: Pa
     stage = trtllm.RequestStage
     with start_golden(tmp_path, request_stats_max_iterations=10) as executor:
         (output,) = run(executor, request(PROMPT, 4))
-        # The record of the last iteration comes with its responses.
+        # The last iteration's record is available with its responses.
         records = executor.get_latest_request_stats()
         assert executor.get_latest_request_stats() == []
         told = [

@@ -1,4 +1,4 @@
-"""The sampling pipeline against straightforward formulas, on wild inputs."""
+"""The sampling pipeline, compared with direct formulas on random inputs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def naive_candidates(weights: np.ndarray, top_k: int, top_p: float) -> set[int]:
     st.sampled_from([0.05, 0.3, 0.51, 0.77, 0.95, 1.0]),
 )
 def test_truncate_keeps_the_right_candidates(values: list[int], top_k: int, top_p: float) -> None:
-    # Small integers make many ties, and no rounding.
+    # Small integers give many ties and no rounding errors.
     weights = np.array([values, values[::-1]], np.float32)
     kept = weights.copy()
     truncate(kept, np.array([top_k, 0]), np.array([top_p, 1.0]))

@@ -1,4 +1,4 @@
-"""Starting, pausing and planning of requests."""
+"""The scheduler: starting, pausing and planning of requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_guaranteed_no_evict_counts_the_whole_length() -> None:
     begin(items[0], SIZE, 1)
     starting, paused = planner.schedule(items)
     assert (starting, paused) == (items[1:3], 0)
-    # Used are the blocks of the next step: two for the running one, one for each prompt.
+    # Blocks are reserved for the next step: two for the running request, one for each prompt.
     assert pool.used == 4
 
 

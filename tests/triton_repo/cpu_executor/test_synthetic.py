@@ -1,4 +1,4 @@
-"""The synthetic engine: scripts, pace, and many requests at once."""
+"""The synthetic engine: scripted tokens, pace, and many concurrent requests."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_pace(tmp_path: Path) -> None:
             for response in executor.await_responses(i, 30.0):
                 tokens += len(response.result.output_token_ids[0])
                 final = response.result.is_final
-            # Never early; how late they come is the machine's affair.
+            # No token may come early. Their delay depends on the machine.
             assert tokens <= pace.due(time.monotonic() - asked)
     assert tokens == 50
 
 
 def test_a_look_that_is_late_takes_all_that_is_due(tmp_path: Path) -> None:
-    """So requests keep their pace however many there are."""
+    """Check that a late poll returns all due tokens, so requests keep their pace under load."""
     engine = build(tmp_path, vocab_size=100, tokens_per_second=1e6, first_token_ms=0.0)
     with start(engine) as executor:
         (output,) = run(executor, request([1], 5000))
@@ -93,7 +93,7 @@ def test_thousands_of_requests_are_cheap(tmp_path: Path) -> None:
         outputs = gather(executor, ids)
         spent = time.process_time() - before
     assert all(len(o.tokens()) == 20 for o in outputs)
-    # 40,000 tokens in responses of their own.
+    # Each of the 40,000 tokens had its own response.
     assert spent < 5
 
 
@@ -101,7 +101,7 @@ def test_statistics(tmp_path: Path) -> None:
     with start(fast(tmp_path)) as executor:
         run(executor, request([1] * 70, 10))
         stats = executor.get_latest_iteration_stats()
-        while sum(s.num_completed_requests for s in stats) == 0:  # they come after the response
+        while sum(s.num_completed_requests for s in stats) == 0:  # reported last
             stats += executor.get_latest_iteration_stats()
     assert max(s.kv_cache_stats.used_num_blocks for s in stats) == 2
     assert stats[0].inflight_batching_stats.num_context_requests == 1

@@ -1,4 +1,4 @@
-"""The throughput measurement."""
+"""The measurement of the executor's throughput."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton_repo.cpu_executor.throughput import main, measure
 
 
 def test_the_figures_are_those_of_an_engine_whose_pace_is_known(tmp_path: Path) -> None:
-    """Neither can be better than its pace, and the two tokens figures are of the same tokens."""
+    """Check the results for an engine with a known pace, which they cannot exceed."""
     build(tmp_path, vocab_size=100, tokens_per_second=200.0, first_token_ms=100.0)
     with start(tmp_path) as executor:
         cpu = time.process_time()

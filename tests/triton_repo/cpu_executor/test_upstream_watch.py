@@ -1,4 +1,4 @@
-"""Requests that the watcher with upstream's polling reports, and when it forgets them."""
+"""The watcher that polls like upstream: reported requests, and when it drops a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Answer:
 
 
 class _Request:
-    """A request of Triton's, which notes that it is asked."""
+    """A Triton request that signals each call of `is_cancelled`."""
 
     def __init__(self, *, left: bool = False) -> None:
         self._left = left

@@ -1,4 +1,4 @@
-"""`LLM` on the CPU executor, as programs for TensorRT-LLM's LLM API use it."""
+"""`LLM` on the CPU executor, called like TensorRT-LLM's LLM API."""
 
 from __future__ import annotations
 
@@ -65,12 +65,14 @@ async def test_characters_of_several_tokens_come_whole(tmp_path: Path) -> None:
             steps = llm.generate_async(PROMPT, params, streaming=True)
             texts = [step.outputs[0].text async for step in steps]
             assert texts[-1] == 2 * "\N{SLIGHTLY SMILING FACE}" + end
-            # Who reads late finds several steps in one, be it all of them.
+            # A slow reader gets several steps in one, possibly all of them.
             assert set("".join(texts[:-1])) <= {"\N{SLIGHTLY SMILING FACE}"}
 
 
 async def test_the_third_position_is_that_of_an_adapter(llm: LLM) -> None:
-    """Release 1.2's model.py has its flag for streaming there, and so never streams."""
+    """Check the third positional argument. Release 1.2's model.py passes `streaming` there, so its
+    streams never start.
+    """
     output = llm.generate_async(PROMPT, SamplingParams(), True)  # type: ignore[arg-type]
     steps = [step.finished async for step in output]
     assert steps == [True]
@@ -110,7 +112,7 @@ def test_a_stop_is_a_string_or_an_id_and_can_be_shown(llm: LLM) -> None:
 
 
 async def test_adapters_are_read_off_the_event_loop() -> None:
-    """What is wrong with one is its own request's answer; an abort outlives the reading."""
+    """Check that a broken adapter fails only its own request, and that an abort is not lost."""
     read: list[str] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

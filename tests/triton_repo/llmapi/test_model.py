@@ -1,4 +1,4 @@
-"""The llmapi model in a real tritonserver, once for each release that it can behave as."""
+"""The llmapi model in a real tritonserver, with the behaviour of each release."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def whole(prompt: str = PROMPT, **more: Any) -> Arrays:
 
 
 def text_of(reply: Reply, output: str = "text_output") -> str:
-    """All outputs are texts of one element, numbers too."""
+    """Return the output's only element. All outputs are strings, even numbers."""
     assert reply.error is None, reply.error
     assert reply.outputs[output].shape == (1,)
     text: str = reply.outputs[output][0].decode()
@@ -127,7 +127,7 @@ def test_stop_strings_are_matched_as_the_tokens_of_each(triton: Server) -> None:
     assert text_of(reply) == "The"
     assert text_of(reply, "finish_reason") == "stop"
     assert text_of(reply, "stop_reason") == " capital"
-    # A part of a token is none.
+    # A stop string that is a part of a token does not match.
     (reply,) = triton.ask(whole(sampling_param_stop=" capit", **words), "real")
     assert text_of(reply) == ANSWER
 
@@ -135,9 +135,10 @@ def test_stop_strings_are_matched_as_the_tokens_of_each(triton: Server) -> None:
 def test_an_adapter_is_read_by_path_and_kept_by_id(triton: Server) -> None:
     japanese, chinese = (answer(triton, whole(**lora(i, name))) for i, name in JA_ZH)
     assert len({japanese, chinese, ANSWER}) == 3
-    # The path of a known id is not read again, but must be there.
+    # A known id uses the cached adapter. Its path is not read, but must exist.
     assert answer(triton, whole(**lora(1, "zh"))) == japanese
-    # Two are kept. One more id, and that of the least recently used is read anew.
+    # The cache has two adapters. A third id evicts the least recently used one, which is read
+    # again.
     assert answer(triton, whole(**lora(3, "ja"))) == japanese
     assert answer(triton, whole(**lora(2, "ja"))) == japanese
     assert answer(triton, whole()) == ANSWER
@@ -178,7 +179,7 @@ def test_a_model_that_is_not_decoupled_answers_whole(triton: Server) -> None:
     status, body = triton.generate("whole", text_input=PROMPT, streaming=True)
     assert status != 200
     assert body["error"].endswith("Streaming is only supported in decoupled mode.")
-    # No adapters either.
+    # This model has no lora_config either.
     status, body = triton.generate("whole", text_input=PROMPT, **lora(1, "ja"))
     assert body["error"].endswith("lora_request: the model was loaded without lora_config")
 
@@ -216,7 +217,7 @@ def test_an_early_error_is_answered_but_by_the_1_3_line(triton: Server, model: s
 
 
 def send_endless(stream: Stream, model: str, *, streaming: bool) -> None:
-    """A request that the engine would never be done with, nor begin the next."""
+    """Send a request without an end, which blocks the engine for the next one."""
     more = {"streaming": streaming, "sampling_param_max_tokens": ENDLESS}
     stream.send(whole(**more), model, request_id="endless")
     if streaming and model != "like_1_2":
@@ -234,7 +235,8 @@ def test_a_stop_request_frees_the_engine(triton: Server, model: str, streaming: 
         while not (replies[-1].request_id == "next" and replies[-1].final):
             replies.append(stream.next())
         assert text_of(replies[-1]) == " one"
-        # That of the stop request, and in releases that answer it, that of the stopped one.
+        # One error answers the stop request. Releases other than 1.2 also send one to the stopped
+        # request.
         errors = [reply.error for reply in replies if reply.error]
         assert errors == [CANCELLED] * (1 if model == "like_1_2" else 2)
         assert not any(reply.final for reply in replies if reply.request_id == "endless")
@@ -256,7 +258,7 @@ def test_a_stop_request_needs_an_id_and_nothing_to_stop(triton: Server) -> None:
 
 
 def test_a_model_yaml_that_means_nothing_here_is_refused(tmp_path: Path) -> None:
-    """By name, when Triton starts: it may die of itself as models load, and is started again."""
+    """Check that Triton reports each model by name. Triton may crash and is then restarted."""
     wrong = {
         "behaviour": ('behaves_as: "main"', 'behaves_as: "1.4"'),
         "batches": ("  max_batch_size: 0", "  max_batch_size: 4"),

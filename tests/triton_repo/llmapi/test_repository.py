@@ -1,4 +1,4 @@
-"""The llmapi repository's renderer, judged by what Triton's protobuf and YAML read from it."""
+"""The llmapi repository's renderer, checked with Triton's protobuf and a YAML parser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triton_repo.render import RenderError
 
 
 def rendered(folder: Path, **parameters: Value) -> tuple[Any, dict[str, Any]]:
-    """config.pbtxt and model.yaml."""
+    """Return the parsed config.pbtxt and model.yaml."""
     render_llmapi(folder, {"model": "/models/llama", **parameters})
     model = folder / "tensorrt_llm"
     config = text_format.Parse((model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())

@@ -1,4 +1,4 @@
-"""``LLM`` of the LLM API over the CPU executor."""
+"""``LLM`` of the LLM API, implemented with the CPU executor."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class LLM:
             if config.lora_target_modules:
                 self._lora = LoraAdapters(folder, (args.lora_config or {}).get("max_cpu_loras"))
             self._executor = Executor(folder, ModelType.DECODER_ONLY, args.executor_config())
-        # Read adapters in a thread, as TensorRT-LLM's worker does: callers run an event loop, which
-        # must not block.
+        # Read adapters in a separate thread, as TensorRT-LLM's worker does. The caller may run an
+        # event loop, which must not block.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self._lock = threading.Lock()
         self._running: dict[int, RequestOutput] = {}
@@ -65,15 +65,16 @@ class LLM:
         prompt_adapter_request: None = None,
         streaming: bool = False,
     ) -> RequestOutput:
-        """Start a request and return its answer in progress. Not thread-safe.
+        """Start a request, and return its output object at once. Not thread-safe.
 
-        If called in an event loop, the answer can be awaited in that loop only.
+        If this is called in an event loop, the output can be awaited in that loop only.
 
         Args:
             inputs: a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: None selects the defaults.
-            lora_request: the adapter, which is read in a thread; the answer raises its errors. Any
-                other object is ignored, because release 1.2's `model.py` passes `streaming` here.
+            lora_request: the adapter. It is read in a separate thread, and an error is raised by
+                the output. Objects of other classes are ignored, because release 1.2's `model.py`
+                passes `streaming` here.
             prompt_adapter_request: not supported; must be None.
             streaming: True to get a response for each step.
 
@@ -109,9 +110,11 @@ class LLM:
         return output
 
     def generate(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
-        """Wait for and return the finished answer; a list of answers for a list of prompts.
+        """Wait for the answer to a prompt, and return it.
 
-        Arguments are those of `generate_async`.
+        For a list of prompts, return a list of answers.
+
+        The other arguments are those of `generate_async`.
         """
         if isinstance(inputs, str | Mapping) or all(isinstance(each, int) for each in inputs):
             return self.generate_async(inputs, *arguments, **more).result()
@@ -119,7 +122,7 @@ class LLM:
         return [output.result() for output in started]
 
     def shutdown(self) -> None:
-        """Refuse new requests, and return once the accepted requests have ended."""
+        """Refuse new requests, and wait until the accepted requests have ended."""
         self._reader.shutdown()
         self._executor.shutdown()
         self._dispatcher.join()
@@ -153,7 +156,7 @@ class LLM:
     def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
         """Return the stop strings and stop token ids of a request, as (stop reason, token ids).
 
-        The request's end id is not among them.
+        The request's end id is not included.
         """
         stops: list[tuple[int | str, list[int]]] = [
             (stop, self.tokenizer.encode(stop, special=False)) for stop in params.stop_strings
@@ -168,7 +171,8 @@ class LLM:
         return self.tokenizer.end_id if params.end_id is None else params.end_id
 
     def _begin(self, output: RequestOutput, request: Request) -> None:
-        # Hold the lock: otherwise a response could arrive before its id is in `_running`.
+        # Hold the lock while queueing: a response could otherwise arrive before `_running` has the
+        # id.
         with self._lock:
             engine_id = output.request_id = self._executor.enqueue_request(request)
             self._running[engine_id] = output
@@ -182,9 +186,9 @@ class LLM:
         output: RequestOutput,
         request: Callable[..., Request],
     ) -> None:
-        """Read the adapter and start the request, in the reader's thread.
+        """Read the adapter and start the request. Called in the reader's thread.
 
-        An error becomes the answer to the request.
+        If this fails, the error is the answer to the request.
         """
         try:
             self._begin(output, request(lora_config=adapters.get(wanted)))
@@ -199,7 +203,7 @@ class LLM:
                 self._executor.cancel_request(output.request_id)
 
     def _dispatch(self) -> None:
-        """Pass each response to its request's output, until the executor has shut down."""
+        """Pass responses to the outputs of their requests, until the executor has shut down."""
         while True:
             try:
                 responses = self._executor.await_responses()

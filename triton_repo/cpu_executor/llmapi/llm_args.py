@@ -13,7 +13,7 @@ from triton_repo.cpu_executor.executor_config import ExecutorConfig, KvCacheConf
 
 # Default KV cache block size, in tokens, of TensorRT-LLM's PyTorch backend.
 TOKENS_PER_BLOCK = 32
-# Arguments that are ignored: they only affect the GPUs and the execution, not the answers.
+# Arguments that are ignored: they affect only the GPUs and the execution, not the generated text.
 _OF_GPUS = frozenset(
     {
         *("backend", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
@@ -64,8 +64,7 @@ class LlmArgs:
     def engine_folder(self, workspace: Path) -> Path:
         """Return `model` if it is an engine folder, else an engine folder built in `workspace`.
 
-        Raises ``ValueError`` for arguments that contradict an engine folder, which defines its own
-        limits.
+        An engine folder defines its own limits: raises ``ValueError`` if arguments also set them.
         """
         model = Path(self.model)
         if "pretrained_config" in read_config(model).values:
@@ -88,7 +87,7 @@ class LlmArgs:
 
 
 def read_args(given: Mapping[str, Any]) -> LlmArgs:
-    """Return the arguments of ``LLM`` from its keywords; None means unset.
+    """Return the parsed keyword arguments of ``LLM``. A value of None means unset.
 
     Raises ``ValueError`` with the names of unknown keywords.
     """
@@ -103,7 +102,7 @@ def read_args(given: Mapping[str, Any]) -> LlmArgs:
 def update_llm_args_with_extra_dict(
     llm_args: Mapping[str, Any], llm_args_dict: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return ``llm_args`` with the values of ``llm_args_dict``, from a YAML file, in addition.
+    """Return ``llm_args`` updated with ``llm_args_dict``, the values of a YAML file.
 
     Values of the file take precedence.
     """

@@ -1,4 +1,4 @@
-"""``LoRARequest``, and a cache of the adapters that are read from these requests' paths."""
+"""``LoRARequest``, and a cache of the adapters that such requests refer to."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class LoRARequest:
 class LoraAdapters:
     """Cache of adapters by ``lora_int_id``, which evicts the least recently used adapter.
 
-    The first request with an id reads the adapter's folder; later requests use the cached tensors.
-    An evicted adapter is read again when needed. Each read gets a new task id in the executor. Not
-    thread-safe.
+    The first request with an id reads the adapter's folder. Later requests use the cached tensors.
+    An evicted adapter is read again when a request needs it. The executor knows each read by a new
+    task id. Not thread-safe.
     """
 
     def __init__(self, engine_folder: Path, max_cpu_loras: int | None) -> None:
@@ -62,8 +62,8 @@ class LoraAdapters:
     def get(self, request: LoRARequest) -> LoraConfig:
         """Return the adapter in the executor's format, from the cache or its folder.
 
-        Raises ``AdapterError`` if the adapter cannot be used, ``ValueError`` for a format other
-        than PEFT's.
+        Raises ``AdapterError`` if the adapter cannot be used. Raises ``ValueError`` if its format
+        is not PEFT's.
         """
         key = request.adapter_id
         if key not in self._adapters:
@@ -77,8 +77,8 @@ class LoraAdapters:
         if request.lora_ckpt_source != "hf":
             raise ValueError("lora_ckpt_source: the CPU executor reads hf alone")
         adapter = read(Path(request.lora_path))
-        # Do not compare base model names: as in TensorRT-LLM, the caller has to choose an adapter
-        # of this model.
+        # Do not compare the names of base models: as in TensorRT-LLM, the caller is responsible for
+        # choosing an adapter of this model.
         settings = replace(adapter.settings, base_model_name_or_path=None)
         converted = convert(replace(adapter, settings=settings), self._base)
         dtype = np.float16 if converted.dtype == "float16" else np.uint16

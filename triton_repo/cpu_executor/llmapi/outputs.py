@@ -1,4 +1,4 @@
-"""``RequestOutput`` and ``CompletionOutput``: the answer to a request while it is generated."""
+"""``RequestOutput`` and ``CompletionOutput``: the growing answer to a request."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class RequestError(RuntimeError):
 class CompletionOutput:
     """The text generated so far, and its token ids.
 
-    ``text_diff`` and ``token_ids_diff`` are the parts that the last response added. ``stop_reason``
-    is the stop string or the stop token id that ended the text. It is None if EOS or the length
-    limit ended the text. ``cumulative_logprob`` is always None, because no field of
+    ``text_diff`` and ``token_ids_diff`` are the text and ids that the last response added.
+    ``stop_reason`` is the stop string or the stop token id that ended the text. It is None if EOS
+    or the length limit ended the text. ``cumulative_logprob`` is always None, because no field of
     ``SamplingParams`` requests it here.
     """
 
@@ -61,11 +61,11 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    """An answer in progress. Iterate over it with ``async for``, await it, or call ``result``.
+    """The answer to a request, possibly unfinished. Use ``async for``, ``await``, or ``result``.
 
-    Each step of the iteration waits for one response of the engine and yields this same object.
-    All three raise ``RequestError`` if the engine refused the request. An answer that is created in
-    an event loop can be awaited in that loop only.
+    Each step of the iteration waits for one response of the engine, and yields this same object.
+    All three ways raise ``RequestError`` if the engine refused the request. An object that was
+    created in an event loop can be awaited in that loop only.
     """
 
     def __init__(
@@ -85,7 +85,10 @@ class RequestOutput:
         self.finished = False
         self.aborted = False
         self.abort: Callable[[], None]
-        """Callback that cancels the request, set by `LLM`. The engine ends it at its next step."""
+        """Callback that cancels the request; `LLM` sets it.
+
+        The engine ends the request at its next step.
+        """
         self._params = params
         self._stops = stops
         self._tokenizer = tokenizer
@@ -99,9 +102,9 @@ class RequestOutput:
         self._arrived = asyncio.Event()
 
     def receive(self, response: Response) -> None:
-        """Add a response of the engine. May be called in any thread."""
+        """Add a response of the engine. Thread-safe."""
         self._responses.put(response)
-        # Do not wake a closed event loop: no task can wait there.
+        # Do not call a closed event loop: no task can wait in it.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
 
@@ -118,7 +121,7 @@ class RequestOutput:
         return self
 
     async def aresult(self) -> RequestOutput:
-        """Wait for the end of the answer, and return it."""
+        """Wait until the answer is complete, and return this object."""
         async for _ in self:
             pass
         return self
@@ -127,9 +130,9 @@ class RequestOutput:
         return self.aresult().__await__()
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Wait for the end of the answer, and return it.
+        """Wait until the answer is complete, and return this object.
 
-        Raises ``queue.Empty`` after `timeout` seconds without a response.
+        Raises ``queue.Empty`` if no response arrives for `timeout` seconds.
         """
         while not self.finished:
             self._take(self._responses.get(timeout=timeout))

@@ -1,4 +1,4 @@
-"""The functions of ``tensorrt_llm._utils`` for the MPI rank and size."""
+"""Replacements for the functions of ``tensorrt_llm._utils`` that return MPI rank and size."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def global_mpi_rank() -> int:
 
 
 def global_mpi_size() -> int:
-    """Return 1, because the CPU executor runs in one process, the leader."""
+    """Return 1, because the CPU executor always runs in a single process."""
     return 1

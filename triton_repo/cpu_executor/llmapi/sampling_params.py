@@ -11,9 +11,10 @@ from triton_repo.cpu_executor.sampling_config import SamplingConfig
 class SamplingParams:
     """Sampling parameters; ``None`` means unset.
 
-    Other fields of the LLM API raise TypeError. Stop strings are encoded separately and matched as
-    token ids. ``end_id`` None selects the tokenizer's EOS; the ids in ``generation_config.json``
-    end an answer too.
+    A field of the LLM API that is not here raises TypeError. Each stop string is encoded to token
+    ids, which are then compared with the ids of the output. If ``end_id`` is None, the tokenizer's
+    EOS ends an answer. The end ids in ``generation_config.json`` also end it, unless ``ignore_eos``
+    is set.
 
     Raises ``ValueError`` for a field that is out of range or not supported by the CPU executor.
     """
@@ -57,7 +58,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is chosen: by parameters, or because they are all unset."""
+        """True if each token is the most likely one. This is the default without any parameter."""
         return (
             self.temperature is self.top_k is self.top_p is None
             or self.top_k == 1

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer for the LLM API: encoding, decoding, and the end ids."""
+"""Tokenizer of a model folder for the LLM API: encoding, decoding, and the end ids."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextTokenizer:
-    """Tokenizer read from a folder's ``tokenizer.json``.
+    """Tokenizer that is read from a folder's ``tokenizer.json``.
 
-    Does not use transformers, whose import takes seconds. BOS is added only if the tokenizer's
-    post-processor adds it. Raises ``ValueError`` for a folder without ``tokenizer.json``.
+    The class does not use transformers, whose import takes seconds. BOS is added only if the
+    tokenizer's post-processor adds it. Raises ``ValueError`` for a folder without
+    ``tokenizer.json``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +36,7 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """Incremental decoder of a growing sequence. ``text`` never ends with half a character.
+    """Incremental decoder of a growing sequence. ``text`` never ends within a character.
 
     Each token is decoded about twice.
     """
@@ -44,13 +45,13 @@ class Detokenizer:
         self.text = ""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        # The previous step's ids. They are decoded again before new ids, because a token's text can
-        # depend on the tokens before it.
+        # The ids that the previous step added. Decode them again before new ids, because a token's
+        # text can depend on the tokens before it.
         self._context: list[int] = []
         self._pending: list[int] = []
 
     def add(self, ids: Sequence[int], *, flush: bool) -> None:
-        """Append the text of new ids. Hold an incomplete character back unless `flush` is True."""
+        """Append the text of new ids. Withhold an incomplete character unless `flush` is True."""
         self._pending += ids
         before, text = (
             self._tokenizer.decode(ids, skip_special=self._skip_special)

@@ -1,8 +1,8 @@
 """Detokenizer: token ids to text. Used by inflight_batcher_llm (v0.17) and by all_models/gpt.
 
-all_models/gpt sends no lengths; complete rows are then decoded. Each call is decoded separately. In
-a stream, a leading space may therefore be lost, and a character that is split over two calls
-becomes U+FFFD. The gateway does not use this model: it detokenizes itself.
+all_models/gpt sends no lengths, so all ids of a row are decoded. Each call is decoded
+independently. In a stream, a leading space may therefore be lost, and a character whose bytes are
+split over two calls becomes U+FFFD. The gateway does not use this model: it detokenizes itself.
 """
 
 import json
@@ -37,14 +37,15 @@ class TritonPythonModel:
             for beams, lengths in zip(batch, inputs.get("SEQUENCE_LENGTH", whole), strict=True)
             for tokens, length in zip(beams, lengths, strict=True)
         ]
-        # Return one dimension, [B * beams], without a batch dimension: clients rely on this shape.
+        # Return an array of shape [B * beams], without a batch dimension, because clients rely on
+        # it.
         output = np.array([text.encode() for text in texts], dtype=np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
 
 
 def _boolean(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
     value = parameters.get(name, {}).get("string_value", "")
-    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
+    # Treat ${name} as unset: fill_template.py leaves it in the file if no value is given.
     if not value or value.startswith("${"):
         return default
     try:

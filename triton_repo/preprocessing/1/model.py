@@ -1,6 +1,6 @@
 """Tokenizer: text to token ids, like preprocessing of inflight_batcher_llm v0.17.
 
-No chat template is applied. Multimodal inputs raise an error with their name.
+The model applies no chat template. A multimodal input raises an error that names it.
 """
 
 import json
@@ -48,7 +48,8 @@ class TritonPythonModel:
                 error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             )
         wanted = request.requested_output_names()
-        # Return no other outputs: Triton 2.51 frees them without holding the interpreter's lock.
+        # Omit outputs that the client did not request: Triton 2.51 frees such outputs without
+        # holding the interpreter's lock.
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
         )
@@ -79,8 +80,8 @@ class TritonPythonModel:
             "OUT_PAD_ID": pad_ids,
         }
         if "PROMPT_TABLE_EXTRA_ID" in inputs:
-            # Set extra ids only for virtual tokens: ids above the vocabulary refer to rows of the
-            # prompt embedding table.
+            # Set extra ids only for virtual tokens, whose ids are above the vocabulary: these refer
+            # to rows of the prompt embedding table.
             virtual = input_ids >= self._tokenizer.vocab_size
             extra = np.where(virtual, inputs["PROMPT_TABLE_EXTRA_ID"], np.uint64(0))
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = extra.astype(np.uint64)
@@ -97,11 +98,11 @@ class TritonPythonModel:
         return ids, np.array([[len(row)] for row in rows], np.int32)
 
     def _words(self, texts: npt.NDArray[np.object_] | None, batch: int) -> Ids:
-        """Return word lists [B, words] in the executor's format, int32 [B, 2, N].
+        """Return word lists in the executor's format, int32 [B, 2, N]; `texts` is [B, words].
 
         Row 0 has the ids of all words, joined and padded with 0. Row 1 has the end offset of each
-        word, padded with -1. N is the largest number of ids in a list, at least 1; or 0 if the
-        request has no lists.
+        word, padded with -1. N is the largest number of ids in a list, at least 1. If the request
+        has no lists, N is 0.
         """
         if texts is None:
             return np.empty((batch, 2, 0), np.int32)
@@ -117,7 +118,7 @@ class TritonPythonModel:
     def _bias(self, inputs: dict[str, npt.NDArray[Any]], batch: int) -> npt.NDArray[np.float32]:
         """Return the bias of each token id, float32 [B, vocabulary]; [B, 0] without bias words.
 
-        The weight of a word is added to each of its token ids.
+        The weight of a word is added to each of the word's token ids.
         """
         words = inputs.get("EMBEDDING_BIAS_WORDS")
         weights = inputs.get("EMBEDDING_BIAS_WEIGHTS")
@@ -132,7 +133,7 @@ class TritonPythonModel:
         bias = np.zeros((batch, len(self._tokenizer)), np.float32)
         for row, row_words, row_weights in zip(bias, words, weights, strict=True):
             for word, weight in zip(row_words, row_weights, strict=True):
-                # Use add.at, which adds the weight once for each repetition of an id in the word.
+                # Add with add.at: if a word has the same id twice, the weight is added twice.
                 np.add.at(row, self._encode(_text(word), special=True), weight)
         return bias
 
@@ -152,7 +153,7 @@ def _text(value: bytes) -> str:
 
 def _value(parameters: dict[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
+    # Treat ${name} as unset: fill_template.py leaves it in the file if no value is given.
     return "" if value.startswith("${") else value
 
 

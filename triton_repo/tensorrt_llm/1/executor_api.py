@@ -1,4 +1,7 @@
-"""The executor API of TensorRT-LLM or, without it, of the CPU executor; conversion of tensors."""
+"""Import of TensorRT-LLM's executor API or, without it, of the CPU executor's.
+
+Tensor conversion.
+"""
 
 import ctypes
 from pathlib import Path
@@ -15,18 +18,19 @@ try:
     import torch
 
     if trtllm.__name__ == CPU_EXECUTOR:
-        # Do not use torch with the CPU executor's `install`: it may be the CPU executor's own
-        # module, which has only the names that upstream uses.
+        # Do not use torch if the CPU executor is installed as tensorrt_llm. Such a torch may be the
+        # CPU executor's replacement, which has only the names that upstream uses.
         torch = None
 except ModuleNotFoundError as missing:
-    # Do not replace an installed TensorRT-LLM that fails to load: let its error show.
+    # Use the CPU executor only if TensorRT-LLM is not installed. If an installed TensorRT-LLM fails
+    # to load, raise its error.
     if missing.name != "tensorrt_llm":
         raise
     from triton_repo.cpu_executor import bindings as trtllm
 
     torch = None
 
-# Names of inputs and of model parameters: the arguments of LookaheadDecodingConfig, in order.
+# The arguments of LookaheadDecodingConfig, in order. Inputs and model parameters have these names.
 LOOKAHEAD = (
     "lookahead_window_size",
     "lookahead_ngram_size",
@@ -37,7 +41,7 @@ __all__ = ["LOOKAHEAD", "RequestRow", "drop_unset", "tokenizer_info", "triton_te
 
 
 class RequestRow:
-    """A row of a request's batch: the input tensors without their batch dimension."""
+    """Row of a request's batch: the input tensors without their batch dimension."""
 
     def __init__(self, tensors: dict[str, Any], index: int) -> None:
         self._tensors = tensors
@@ -50,7 +54,8 @@ class RequestRow:
         if name not in self._tensors:
             return None
         row: npt.NDArray[Any] = np.asarray(self._tensors[name].as_numpy()[self._index])
-        # Treat an empty row as missing: an ensemble passes one if its client omitted the input.
+        # Treat an empty row as missing: an ensemble passes an empty tensor for an input that the
+        # client omitted.
         return row if row.size else None
 
     def ids(self, name: str) -> list[int] | None:
@@ -78,8 +83,8 @@ class RequestRow:
     def engine_tensor(self, name: str) -> Any:
         """Return the row as the executor's tensor type; None if missing or empty.
 
-        This is a torch tensor for TensorRT-LLM, a numpy array for the CPU executor. numpy has no
-        BF16: the array then has its bits as uint16.
+        The type is a torch tensor for TensorRT-LLM, and a numpy array for the CPU executor. numpy
+        has no BF16, so the array of a BF16 row has the bits as uint16.
         """
         if name not in self._tensors:
             return None
@@ -91,7 +96,7 @@ class RequestRow:
 
 
 class _Head(ctypes.Structure):
-    """The first fields of a DLManagedTensor (dlpack.h), up to the elements' type code."""
+    """The first fields of a DLManagedTensor (dlpack.h), up to the type code of the elements."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -102,7 +107,7 @@ class _Head(ctypes.Structure):
 
 
 class _Bits:
-    """Wrapper of a Triton tensor for numpy's `from_dlpack`, which passes BF16 as uint16."""
+    """Wrapper of a Triton tensor for numpy's `from_dlpack`, which presents BF16 as uint16."""
 
     UINT, BFLOAT = 1, 4
 
@@ -123,7 +128,7 @@ class _Bits:
 
 
 def triton_tensor(name: str, tensor: Any) -> Any:
-    """Return an executor's tensor as a Triton tensor, with a batch dimension of 1 in front."""
+    """Return an executor's tensor as a Triton tensor, with a leading batch dimension of 1."""
     if torch is None:
         return pb_utils.Tensor(name, np.asarray(tensor)[None])
     return pb_utils.Tensor.from_dlpack(name, tensor[None].contiguous())
@@ -131,7 +136,7 @@ def triton_tensor(name: str, tensor: Any) -> Any:
 
 def tokenizer_info(folder: str) -> dict[str, Any]:
     """Return the keyword arguments of `GuidedDecodingConfig` for the tokenizer in `folder`."""
-    # Import late: these modules take a second to load, and only this function needs them.
+    # Import here: these modules take a second to load, and only this function needs them.
     if torch is None:
         from triton_repo.cpu_executor.tokenizer_info import FastTokenizer, xgrammar_tokenizer_info  # noqa: PLC0415
 
@@ -144,5 +149,8 @@ def tokenizer_info(folder: str) -> dict[str, Any]:
 
 
 def drop_unset(**values: Any) -> dict[str, Any]:
-    """Return the keyword arguments that are not None: all others keep the callee's defaults."""
+    """Return the keyword arguments that are not None.
+
+    The callee uses its defaults for the others.
+    """
     return {name: value for name, value in values.items() if value is not None}

@@ -30,7 +30,7 @@ class ModelParameters:
 
     def text(self, name: str) -> str | None:
         value: str = self._parameters.get(name, {}).get("string_value", "")
-        # Treat ${name} as unset: fill_template.py leaves it for a missing value.
+        # Treat ${name} as unset: fill_template.py leaves it in the file if no value is given.
         return None if not value or value.startswith("${") else value
 
     def integer(self, name: str) -> int | None:
@@ -48,7 +48,7 @@ class ModelParameters:
         )
 
     def paths(self, name: str) -> list[list[int]] | None:
-        """Return the paths of a token tree, which is written as `{0, 0}, {0, 1}`."""
+        """Return the paths of a token tree. Its text has the form `{0, 0}, {0, 1}`."""
         return self._read(
             name,
             lambda value: [
@@ -106,7 +106,8 @@ def executor_config(config: Mapping[str, Any]) -> Any:
             peft_cache_config=_peft_cache(parameters),
             decoding_config=_decoding(parameters),
             gpu_weights_percent=parameters.number("gpu_weights_percent"),
-            # Use the limit of Triton's own queue. In both, 0 means no limit.
+            # Use the queue limit of Triton's configuration. In Triton and in the executor, 0 means
+            # no limit.
             max_queue_size=queue.get("max_queue_size"),
             extended_runtime_perf_knob_config=_perf_knobs(parameters),
             guided_decoding_config=_guided_decoding(parameters),
@@ -144,7 +145,7 @@ def _scheduler(parameters: ModelParameters) -> Any:
 
 def _kv_cache(parameters: ModelParameters) -> Any:
     return trtllm.KvCacheConfig(
-        # Default to off, as v0.17 documents; the executor's own default is on.
+        # Turn block reuse off by default, as v0.17 documents. The executor's own default is on.
         enable_block_reuse=bool(parameters.boolean("enable_kv_cache_reuse")),
         **drop_unset(
             max_tokens=parameters.integer("max_tokens_in_paged_kv_cache"),
@@ -159,7 +160,8 @@ def _kv_cache(parameters: ModelParameters) -> Any:
 
 
 def _parallel(parameters: ModelParameters) -> Any:
-    # Read one group: groups for several instances would be joined by `;`, but only one exists.
+    # Read a single group of devices. Several groups, joined by `;`, would be for several instances,
+    # and this model has only one.
     device_ids = parameters.integers("gpu_device_ids")
     return None if device_ids is None else trtllm.ParallelConfig(device_ids=device_ids)
 
@@ -215,7 +217,7 @@ def _perf_knobs(parameters: ModelParameters) -> Any:
             enable_context_fmha_fp32_acc=parameters.boolean("enable_context_fmha_fp32_acc"),
         )
     )
-    # Set these two as attributes: the constructor does not take them.
+    # Set these two fields as attributes: the constructor does not take them.
     for name, value in drop_unset(
         cuda_graph_mode=parameters.boolean("cuda_graph_mode"),
         cuda_graph_cache_size=parameters.integer("cuda_graph_cache_size"),

@@ -5,8 +5,8 @@ from typing import Any
 
 from executor_api import LOOKAHEAD, RequestRow, drop_unset, trtllm
 
-# By input tensor: the keyword of SamplingConfig. A rendered module has only the names of its
-# release, because an executor refuses the names of other releases.
+# The keyword of SamplingConfig for each input tensor. A rendered copy of this module has only the
+# names of its own release, because an executor refuses the names of other releases.
 SAMPLING = {
     "beam_width": "beam_width",
     "num_return_sequences": "num_return_sequences",
@@ -31,7 +31,7 @@ PERF_METRICS = (
     "return_kv_cache_reuse_stats",  # until 0.17
     "return_perf_metrics",  # since 0.19
 )
-# By value of the input guided_decoding_guide_type: the name of the executor's GuideType.
+# The name in the executor's GuideType for each value of the input guided_decoding_guide_type.
 GUIDE_TYPES = {
     "json": "JSON",
     "json_schema": "JSON_SCHEMA",
@@ -49,7 +49,7 @@ def executor_request(row: RequestRow, *, exclude_input: bool) -> Any:
         exclude_input: value for rows without the input exclude_input_in_output.
 
     Raises:
-        ValueError: a tensor is missing, has the wrong form or is not supported.
+        ValueError: a tensor is missing, has wrong values or is not supported.
         RuntimeError, TypeError: a constructor of the executor refused a value.
     """
     for name in REFUSED:
@@ -99,7 +99,7 @@ def _sampling(row: RequestRow) -> Any:
     found = ((keyword, row.scalar(name)) for name, keyword in SAMPLING.items())
     values = {keyword: value for keyword, value in found if value is not None}
     if values.get("top_p", 1) <= 0:
-        # Omit top_p, because clients send 0 for "unset".
+        # Omit top_p if it is 0: clients send 0 for "unset".
         del values["top_p"]
     return trtllm.SamplingConfig(**values)
 
@@ -107,8 +107,8 @@ def _sampling(row: RequestRow) -> Any:
 def _words(row: RequestRow, name: str) -> list[list[int]] | None:
     """Return the words, as lists of token ids, of an input int32 [2, N]; None if it is missing.
 
-    Row 0 has the ids of all words, joined; row 1 the end offset of each word, rising and padded
-    with -1. Raises ValueError for other offsets.
+    Row 0 has the ids of all words, joined. Row 1 has the end offset of each word in ascending
+    order, padded with -1. Raises ValueError for other offsets.
     """
     array = row.array(name)
     if array is None:
@@ -176,9 +176,9 @@ def _lora(row: RequestRow) -> Any:
 
 
 def _guide(row: RequestRow) -> Any:
-    """Return the guide of a row; None if there is none.
+    """Return the guide of a row; None if the row has none.
 
-    Raises ValueError for an unknown type, where upstream v0.19 silently ignores the guide.
+    Raises ValueError for an unknown type; upstream v0.19 silently ignores such a guide.
     """
     kind = row.text("guided_decoding_guide_type")
     guide = row.text("guided_decoding_guide")
@@ -238,7 +238,7 @@ def _retention(row: RequestRow) -> Any:
 
 
 def _duration(milliseconds: int | None) -> timedelta | None:
-    """Return the duration; None, which never expires, for None and -1."""
+    """Return the duration as a timedelta. Return None, which means no expiry, for None and -1."""
     if milliseconds is None or milliseconds == -1:
         return None
     return timedelta(milliseconds=milliseconds)

@@ -6,8 +6,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# By name of the metric family: its description, its label, and by label value the field of the
-# statistics.
+# For each metric family: its description, its label, and the field of the statistics for each value
+# of the label.
 GAUGES: dict[str, tuple[str, str, dict[str, str]]] = {
     "nv_trt_llm_request_metrics": (
         "TRT LLM request metrics",
@@ -71,7 +71,7 @@ class Gauges:
     """The gauges of the model. A gauge is written only when its value changes."""
 
     def __init__(self, labels: Mapping[str, str], *, inflight: bool) -> None:
-        # Keep references to the families: a metric is deleted together with its family.
+        # Store the metric families, too: if a family is deleted, its metrics are deleted.
         self._families = []
         self._metrics = []
         for name, (description, label, fields) in (

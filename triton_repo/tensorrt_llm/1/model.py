@@ -5,8 +5,8 @@ in v0.19. Requests run on the Python API of `tensorrt_llm.bindings.executor`. Wh
 not installed, `triton_repo.cpu_executor.bindings` provides the same names on the CPU.
 
 A Triton request with B rows becomes B executor requests. One thread waits for the executor's
-responses and sends each immediately, one polls for cancelled RPCs, and one publishes metrics. A
-failure ends only the request that it occurs in.
+responses and sends each immediately, one polls for cancelled RPCs, and one publishes metrics. An
+error ends only the request in which it occurs.
 
 See decisions 003 and 048 in docs/decisions.
 """
@@ -28,13 +28,14 @@ from perf_metrics import perf_tensors
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DEFAULT_PERIOD_MS = 100
-# Longest wait for responses. Rarely reached: responses and shutdown end the wait.
+# Longest wait for responses. It rarely takes so long, because a response or a shutdown ends the
+# wait.
 AWAIT = timedelta(seconds=10)
 
 
 @dataclass(eq=False)
 class PendingCaller:
-    """A Triton request that is not completely answered yet."""
+    """A Triton request whose final response was not sent yet."""
 
     request_id: str
     sender: Any
@@ -42,11 +43,11 @@ class PendingCaller:
     """The outputs that the client requested."""
     batched: bool
     unfinished: int
-    """Number of the request's rows that have no final response yet."""
+    """Number of the request's rows without a final response."""
     cancelled: bool = False
     answered: bool = False
     gate: threading.Lock = field(default_factory=threading.Lock)
-    """Lock between `is_cancelled` and the final response: Triton 2.51 crashes if both overlap."""
+    """Lock for `is_cancelled` and the final response: Triton 2.51 crashes if the two overlap."""
 
     def send(self, reply: Any, flags: int) -> None:
         if flags != FINAL:
@@ -63,21 +64,21 @@ class PendingCaller:
 
 @dataclass(eq=False)
 class RunningRow:
-    """An executor request: one row of a Triton request."""
+    """A request in the executor, for one row of a Triton request."""
 
     caller: PendingCaller
     index: int
     prompt: int
     """Number of prompt tokens."""
     restated: int
-    """Number of prompt tokens at the start of each response."""
+    """Number of prompt tokens that each response repeats at its start."""
     delta: bool
-    """True if a response has only new tokens, False if it has all generated tokens so far."""
+    """True if a response has only new tokens. False if it has all tokens generated so far."""
     sequences: int
     generated: int = 0
 
     def count(self, ids: list[int]) -> None:
-        """Add the token ids of one response to the count of generated tokens."""
+        """Update the number of generated tokens with the token ids of one response."""
         new = len(ids) - self.restated
         self.generated = self.generated + new if self.delta else new
 
@@ -100,7 +101,8 @@ class TritonPythonModel:
         self._broken: str | None = None
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # Block in a worker rank: inside this call it serves the leader, until that shuts down.
+            # Block here in a worker rank. Inside this call the rank serves the leader until the
+            # leader shuts down.
             self._executor.shutdown()
             return
         labels = {"model": args["model_name"], "version": args["model_version"]}
@@ -128,7 +130,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._accept(request, sender)
-            # Answer only this request with the error; the others continue.
+            # Answer only this request with the error. Other requests continue.
             except Exception as error:
                 _send(sender, _error(str(error)), FINAL)
 
@@ -140,11 +142,11 @@ class TritonPythonModel:
             thread.join()
         with self._lock:
             self._cancel(list(self._running))
-        # Shut down after cancelling the requests: this call waits for them.
+        # Shut down only after all requests were cancelled: this call waits for their end.
         self._executor.shutdown()
         self._awaiter.join()
-        # Delete the metrics now: Triton 2.51 ends this process by a signal if they outlive the
-        # shared memory.
+        # Delete the metrics now: if they exist longer than the shared memory, Triton 2.51 ends this
+        # process by a signal.
         del self._gauges, self._histograms
 
     def _accept(self, request: Any, sender: Any) -> None:
@@ -162,7 +164,8 @@ class TritonPythonModel:
             batched=len(rows) > 1,
             unfinished=len(rows),
         )
-        # Hold the lock: otherwise a response could arrive before its id is in `_running`.
+        # Hold the lock while queueing: a response could otherwise arrive before `_running` has the
+        # id.
         with self._lock:
             if self._broken is not None:
                 raise RuntimeError(self._broken)
@@ -241,7 +244,7 @@ class TritonPythonModel:
                 reply = pb_utils.InferenceResponse(_tensors(running, response.result))
                 if final:
                     self._histograms.observe(running.prompt, running.generated)
-        # End only this request: the thread delivers the responses of all others, too.
+        # End only this request: the thread also delivers the responses of all other requests.
         except Exception as error:
             reply, final = _error(f"Error encountered while populating response: {error}"), True
             self._executor.cancel_request(engine_id)
@@ -256,7 +259,7 @@ class TritonPythonModel:
         while not self._stopping.wait(seconds):
             try:
                 action()
-            # Log the error and continue: the action may succeed in the next period.
+            # Log the error and continue: the action may succeed the next time.
             except Exception as error:
                 pb_utils.Logger.log_error(f"{threading.current_thread().name}: {error!r}")
 
@@ -274,7 +277,7 @@ class TritonPythonModel:
                     )
 
     def _publish_stats(self) -> None:
-        # Use only the newest iteration, because the metrics are gauges.
+        # Use only the newest iteration, because gauges have no history.
         if stats := self._executor.get_latest_iteration_stats():
             self._gauges.update(stats[-1])
 
@@ -282,7 +285,7 @@ class TritonPythonModel:
 def _responses(request: Any) -> int:
     """Return the number of responses to a request without streaming.
 
-    Each sample has its own response; all beams are in one.
+    Each sample has its own response. All beams of a beam search are in one response.
     """
     sampling = request.sampling_config
     return 1 if sampling.beam_width > 1 else sampling.num_return_sequences or 1
@@ -297,8 +300,8 @@ def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRo
         index=index,
         prompt=prompt,
         restated=prompt if includes_prompt else 0,
-        # Streamed beams are sent completely in each response. All other responses have new tokens,
-        # and the counts of several sequences add up.
+        # Expect only new tokens, unless beams are streamed: each response then has all tokens. The
+        # counts of several sequences add up.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
     )
@@ -311,8 +314,8 @@ def _error(message: str) -> Any:
 def _send(sender: Any, reply: Any, flags: int) -> None:
     try:
         sender.send(reply, flags)
-    # Log the error and continue: the server may have closed the sender, and the thread has other
-    # requests to serve.
+    # Log the error and continue: Triton may have closed the sender, and the thread serves other
+    # requests, too.
     except Exception as error:
         pb_utils.Logger.log_error(f"A response could not be sent: {error}")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# By output name: the field of `RequestPerfMetrics` and the output's type.
+# For each output: the field of `RequestPerfMetrics`, and the type of the output.
 FIELDS: dict[str, tuple[str, type[np.generic]]] = {
     "kv_cache_alloc_new_blocks": ("kv_cache_metrics.num_new_allocated_blocks", np.int32),
     "kv_cache_reused_blocks": ("kv_cache_metrics.num_reused_blocks", np.int32),
@@ -31,8 +31,8 @@ def perf_tensors(metrics: Any, outputs: Collection[str]) -> dict[str, npt.NDArra
     """Return the requested performance outputs by name, each of shape [1, 1].
 
     Blocks and draft tokens are int32, the acceptance rate is float32. Times are int64, in
-    nanoseconds on the executor's monotonic clock; 0 for an event that has not happened yet. Only
-    fields for `outputs` are read, because v0.17's executor may lack fields that v0.19 added.
+    nanoseconds on the executor's monotonic clock; 0 for an event that has not happened yet. Fields
+    of other outputs are not read, because v0.17's executor may lack fields that v0.19 added.
     """
     tensors = {}
     for name, (field, dtype) in FIELDS.items():

@@ -1,9 +1,9 @@
 """The text model tensorrt_llm_bls of inflight_batcher_llm v0.17, with v0.19's guided decoding.
 
 The model calls preprocessing, tensorrt_llm and postprocessing of the same server. As in upstream,
-an instance serves one request at a time: bls_instance_count is the concurrency. Unlike in upstream,
-the request to tensorrt_llm is stopped when the client's RPC is cancelled. Speculative decoding with
-a draft model and multimodal inputs raise an error with their name.
+an instance serves one request at a time: bls_instance_count is the concurrency. If the client
+cancels its RPC, the model stops its request to tensorrt_llm. Upstream does not do this. Speculative
+decoding with a draft model and multimodal inputs raise an error that names them.
 """
 
 import json
@@ -59,7 +59,8 @@ CORE_INPUTS = {
     name: name
     for name in (
         *("beam_width", "num_return_sequences", "temperature"),
-        # Of the marked lines, a rendered module has only those of its release, like tensorrt_llm.
+        # The marks `until` and `since` select lines: a rendered copy of this module has only the
+        # lines of its own release.
         *("random_seed", "min_length"),  # until 0.19
         *("seed", "min_tokens"),  # since 0.20
         "return_kv_cache_reuse_stats",  # until 0.17
@@ -95,7 +96,7 @@ class TritonPythonModel:
         self._gate = threading.Lock()
         """Lock for `_current`, which prevents a call of `is_cancelled` while a response is sent.
 
-        Triton 2.51 would crash.
+        Triton 2.51 would crash if the two overlapped.
         """
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="cancellation")
@@ -104,14 +105,14 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            # Use a new id instead of the client's: stopping the request by its id must not end
-            # another client's request.
+            # Use a new id for the inner request. With the client's id, a stop request could end the
+            # request of another client.
             inner_id = uuid.uuid4().hex
             # Let the watcher poll only requests that wait for a single response: see `_gate`.
             self._current = None if _streams(request) else (sender, inner_id)
             try:
                 last = self._serve(request, sender, inner_id)
-            # Answer only this request with the error; the others continue.
+            # Answer only this request with the error. Other requests continue.
             except Exception as error:
                 last = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
             with self._gate:
@@ -126,9 +127,10 @@ class TritonPythonModel:
         self._watcher.join()
 
     def _serve(self, request: Any, sender: Any, inner_id: str) -> Any:
-        """Serve a request. Return the last response, which is not sent yet; None if all are sent.
+        """Serve a request. Return the last response, which the caller sends; None if all are sent.
 
-        Decoupled models send all responses here; others have one response, which is returned.
+        A decoupled model sends its responses here. Another model has a single response, which is
+        returned.
         """
         replies = self._replies(request, inner_id)
         if not self._decoupled:
@@ -148,15 +150,16 @@ class TritonPythonModel:
     def _watch(self) -> None:
         while not self._stopping.wait(self._period_s):
             try:
-                # Stop in each period again: the first stop may arrive before the inner request.
+                # Stop the inner request in every period: the first stop may arrive before the
+                # request.
                 if inner_id := self._find_abandoned():
                     self._stop(inner_id)
-            # Log the error and continue: the next period may succeed.
+            # Log the error and continue: the stop may succeed in the next period.
             except Exception as error:
                 pb_utils.Logger.log_error(f"cancellation: {error!r}")
 
     def _find_abandoned(self) -> str | None:
-        """Return the id of the inner request if its client has disconnected, else None."""
+        """Return the inner request's id if the client has disconnected, else None."""
         with self._gate:
             if self._current is None:
                 return None
@@ -181,7 +184,7 @@ class TritonPythonModel:
         core = {PREPROCESSING_OUTPUTS[name]: array for name, array in tokens.items()}
         for key, name in CORE_INPUTS.items():
             if key in inputs:
-                # Pass scalars as [B, 1]: inputs with `reshape` in config.pbtxt arrive as [B].
+                # Pass scalars as [B, 1]. Inputs with `reshape` in config.pbtxt arrive as [B].
                 core[name] = inputs[key] if inputs[key].ndim > 1 else inputs[key][:, None]
         wanted = {"output_ids", "sequence_length", "batch_index", "sequence_index"}
         wanted.update(request.requested_output_names())
@@ -211,7 +214,7 @@ class TritonPythonModel:
     def _call(
         self, model: str, inputs: Mapping[str, Any], outputs: list[str], request_id: str = ""
     ) -> Iterator[Arrays]:
-        """Call another model of this server. Yield the outputs of each response that has any.
+        """Call another model of this server. Yield the outputs of each response that has outputs.
 
         Raises RuntimeError with the message of an error response.
         """
@@ -256,9 +259,10 @@ def _accumulate(
     lengths: npt.NDArray[np.int32],
     outputs: Arrays,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return all ids so far, [1, 1, n], of the response's batch item and sequence, and their count.
+    """Return all ids so far, [1, 1, n], of one batch item and sequence, and the number of ids.
 
-    `beams` has the response's new ids, [1, 1, n]; they are added to `ids_so_far`.
+    `beams` has the new ids of a response, [1, 1, n]. They are added to `ids_so_far`. `outputs` of
+    the response name the batch item and the sequence.
     """
     if beams.shape[1] != 1:
         raise ValueError("Accumulation of tokens is only implemented for beam width = 1")
@@ -273,5 +277,5 @@ def _accumulate(
 
 def _text(parameters: Mapping[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
+    # Treat ${name} as unset: fill_template.py leaves it in the file if no value is given.
     return "" if value.startswith("${") else value

@@ -1,4 +1,4 @@
-"""One call: what is sent, how messages come back whole, and how calls end. Against `h2`."""
+"""Single calls of the HTTP/2 transport, with `h2` as the server: requests, messages and ends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_messages_and_frames_need_not_agree() -> None:
 
 
 class Taker:
-    """Takes what it is fed, and has enough after `enough` calls; the lists are kept apart."""
+    """A consumer that stores each list of messages, and returns False at call number `enough`."""
 
     def __init__(self, enough: int = 1_000_000) -> None:
         self.enough = enough
@@ -263,7 +263,7 @@ async def until_the_end(call: Any) -> tuple[list[bytes], GatewayError | None]:
 
 @pytest.mark.parametrize("name", ENDINGS)
 async def test_failures_are_those_of_grpc(name: str) -> None:
-    """Both transports make the same of each ending."""
+    """Both transports raise the same error for each way that a call ends."""
     answer, expected = ENDINGS[name]
     first = [] if answer.__qualname__.startswith("trailers_only") else [b"first"]
     for make in (Http2Transport, GrpcioTransport):
@@ -272,13 +272,16 @@ async def test_failures_are_those_of_grpc(name: str) -> None:
             call = await start(transport)
             messages, error = await asyncio.wait_for(until_the_end(call), HANGS_AFTER_S)
             assert type(error) is expected, make
-            # grpc.aio drops what has come already when a reset follows at once.
+            # grpc.aio drops messages that have arrived if a reset follows immediately.
             assert messages == first or make is GrpcioTransport
             await transport.close()
 
 
 async def test_a_stream_that_ends_within_a_message() -> None:
-    """Not even a good status makes it whole. (grpc.aio drops the half and reports success.)"""
+    """A stream that ends within a message is broken, even if its status is OK.
+
+    grpc.aio drops the incomplete message and reports success.
+    """
     server = Server(after_one(lambda p, s: (p.send(s, b"\0\0\0\0\5ab"), p.end(s))))
     async with connect(server) as transport:
         messages, error = await until_the_end(await start(transport))
@@ -347,7 +350,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
 async def test_unary_deadline() -> None:
     server = Server(echo)
     async with connect(server) as transport:
-        # The time to connect is part of the deadline.
+        # Connect first, as the time to connect counts against the deadline.
         await transport.unary("/a/B", b"", HANGS_AFTER_S)
         server.answer = silence
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Connections: opened when there is need, given up when the server says so or is gone."""
+"""Connections of the HTTP/2 transport: when they are opened, given up and replaced."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ async def test_one_connection_for_all() -> None:
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_connection_keeps_nothing_of_the_request_that_opened_it(loop: Any) -> None:
-    """What it logs later is not that request's, and it lives longer than any."""
+    """A connection drops the context of the request that opened it.
+
+    The connection outlives the request, and its later log lines do not belong to the request.
+    """
 
     class Request: ...
 
@@ -90,7 +93,7 @@ async def test_more_connections_when_one_is_full_and_fewer_afterwards() -> None:
 
 
 def test_a_server_that_resets_each_connection_is_away() -> None:
-    """At any moment, that in which the connection is made too."""
+    """A reset at any moment, also while connecting, means that the server is unavailable."""
 
     async def run() -> None:
         for _ in range(400):
@@ -111,7 +114,7 @@ def test_a_server_that_resets_each_connection_is_away() -> None:
 
 def _reset(server: socket.socket) -> None:
     at_once = struct.pack("ii", 1, 0)
-    with contextlib.suppress(OSError):  # it is closed at the end
+    with contextlib.suppress(OSError):  # the socket is closed at the end of the test
         while True:
             connection, _ = server.accept()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
@@ -133,7 +136,7 @@ async def test_goaway_lets_what_runs_finish() -> None:
         first.goaway(2**31 - 1)
         first.goaway(3)
         with pytest.raises(EngineUnavailable):
-            await calls[2].read()  # stream 5 was not seen
+            await calls[2].read()  # the server did not process stream 5
         later = await start(transport)
         await until(lambda: len(server.peers) == 2 and server.peers[1].answered)
         for stream_id, call in ((1, calls[0]), (3, calls[1])):
@@ -194,7 +197,8 @@ async def test_nobody_waits_for_a_server_that_is_away() -> None:
     for _ in range(100):
         with pytest.raises(EngineUnavailable):
             await start(transport)
-    # All but the first of each pause fail at once; the shortest pause is 80 ms.
+    # Only the first call of each pause connects. The other calls fail at once. The shortest pause
+    # is 80 ms.
     assert transport._failures <= 1 + (loop.time() - begun) / 0.08
     async with listening(server, port):
         async with asyncio.timeout(HANGS_AFTER_S):
@@ -210,7 +214,7 @@ async def test_nobody_waits_for_a_server_that_is_away() -> None:
 
 
 async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first calls wait a while for its settings, the next ones not at all."""
+    """The first calls wait for the server's settings until a timeout. Later calls fail at once."""
     monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", HANGS_AFTER_S)
     clock = EventClock()
     server = Server(echo)
@@ -222,7 +226,7 @@ async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         assert all(isinstance(call.exception(), EngineUnavailable) for call in calls)
         assert len(server.peers) == 1
         await until(server.peers[0].closed.is_set)
-        # At the end of the pause one call tries again; those that come meanwhile wait for nothing.
+        # After the pause one call connects again. Calls that arrive meanwhile fail at once.
         loop = asyncio.get_running_loop()
         await until(lambda: loop.time() >= transport._retry_at)
         trying = asyncio.create_task(start(transport))

@@ -1,4 +1,4 @@
-"""A message that a task waits for is read at once and goes first, whatever other streams bring."""
+"""Priority of messages that a task waits for, beside many other streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAMS = 200
 
 
 class Turns:
-    """Number the turns of the event loop while used in a ``with``."""
+    """A counter of event loop iterations inside a ``with`` block."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -54,7 +54,7 @@ def send_together(peer: Any, calls: Sequence[Any], message: bytes = b"token") ->
 
 @asynccontextmanager
 async def feeding(calls: Sequence[Any], take: Callable[[int], bool]) -> AsyncIterator[None]:
-    """Feed `take` the number of a call with each of its messages. Cancel the calls at the end."""
+    """Feed `take` the call's number for each message of a call. Cancel the calls at the end."""
     tasks = [asyncio.create_task(call.feed(lambda _, n=n: take(n))) for n, call in enumerate(calls)]
     await asyncio.sleep(0)
     yield
@@ -64,7 +64,7 @@ async def feeding(calls: Sequence[Any], take: Callable[[int], bool]) -> AsyncIte
 
 
 async def test_an_awaited_message_is_read_at_once_beside_many_streams() -> None:
-    """Also where a read is put off when the wait begins; so are tokens that come meanwhile."""
+    """Reads are not delayed while a task waits for a message. The current delay ends at once."""
     server = Server(silence)
     async with connect(server) as transport:
         calls = await begin_calls(transport, server)
@@ -76,7 +76,7 @@ async def test_an_awaited_message_is_read_at_once_beside_many_streams() -> None:
                 await count_turns_until(lambda call=call, before=before: call.unread > before)
             new = await start(transport)
             reading = asyncio.create_task(new.read())
-            # 3 by count, and hundreds where it is put off.
+            # This takes 3 iterations, and hundreds if the read is delayed.
             assert await count_turns_until(lambda n=number: len(peer.answered) == MANY + n + 1) < 10
             for call in calls[:3]:
                 before = call.unread
@@ -95,7 +95,10 @@ async def test_an_awaited_message_is_read_at_once_beside_many_streams() -> None:
 async def test_reads_are_gathered_again_when_no_task_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However the waits ended: with a message, the stream's end, a failure, or cancelled."""
+    """Reads are delayed again after a wait.
+
+    The waits here end with a message, the stream's end, a failure and a cancellation.
+    """
     server = Server(silence)
     async with connect(server) as transport:
         calls = await begin_calls(transport, server)
@@ -110,16 +113,16 @@ async def test_reads_are_gathered_again_when_no_task_waits(
         tasks[4].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         reads = await count_reads(monkeypatch, peer, calls, 600)
-        assert reads < 200  # 300 where each is read as soon as it is there
+        assert reads < 200  # 300 if each message is read as soon as it arrives
 
 
 @pytest.mark.parametrize(("waits", "most"), [(False, 16), (True, 4)])
 async def test_tokens_that_were_read_together_are_delivered_over_many_turns(
     waits: bool, most: int
 ) -> None:
-    """A few in each, and fewer while a task waits for a message, so that others have their turns.
+    """Each iteration delivers a few messages, and fewer while a task waits for its message.
 
-    As long as more than 64 wait, there is one more for each 64 of them.
+    While more than 64 messages are queued, each iteration delivers one more per 64 of them.
     """
     delivered: Counter[int] = Counter()
     server = Server(silence)
@@ -140,7 +143,7 @@ async def test_tokens_that_were_read_together_are_delivered_over_many_turns(
                 send_together(peer, calls)
                 await until(lambda: delivered.total() == STREAMS)
                 waiting.cancel()
-        # 200 where all are delivered with the read.
+        # All 200 would be delivered at once without the queue.
         assert max(delivered.values()) <= most + STREAMS // 64
 
 
@@ -165,17 +168,17 @@ async def test_a_task_that_waits_is_woken_before_what_was_read_with_its_message(
         async with feeding(calls[:-1], take):
             waiting = asyncio.create_task(wait())
             await asyncio.sleep(0)
-            # Two writes, which may be read together or not: it is the last in both.
+            # The awaited message is the last in both writes, whether or not they are read together.
             send_together(peer, calls[:-1])
             send_together(peer, calls)
             await waiting
-            assert before[0] < 20  # 398 where the others go first
+            assert before[0] < 20  # 398 if the other messages go first
             await until(lambda: delivered >= STREAMS - 1)
         calls[-1].cancel()
 
 
 async def test_each_stream_has_its_messages_once_and_in_order() -> None:
-    """While some are fed, some are read, and some change from one to the other."""
+    """Some streams are fed, some are read, and some change between the two."""
     server = Server(silence)
     rounds = 30
     async with connect(server) as transport:
@@ -208,7 +211,7 @@ async def test_each_stream_has_its_messages_once_and_in_order() -> None:
 
 
 async def test_a_server_that_sends_fast_is_read_no_faster_than_messages_are_delivered() -> None:
-    """Undelivered data stays below two large reads, instead of a window for each stream."""
+    """Undelivered data stays below two large reads, instead of a full window per stream."""
     size, most = 8000, 0
     server = Server(silence)
     async with connect(server) as transport:
@@ -240,7 +243,7 @@ class Delivery:
 
 
 class Clock:
-    """A clock that advances by `turn_s` in each turn, and by `each_s` with each delivery."""
+    """A clock that advances by `turn_s` per loop iteration, and by `each_s` per delivery."""
 
     def __init__(self, turns: Turns, turn_s: float, each_s: float) -> None:
         self._turns, self._turn_s, self._each_s = turns, turn_s, each_s
@@ -252,12 +255,15 @@ class Clock:
 
 @pytest.mark.parametrize("turn_s", [0.0001, 0.001, 0.01])
 async def test_late_deliveries_get_most_of_the_loop(turn_s: float) -> None:
-    """A flood of requests makes turns long: by their number alone, tokens would starve."""
+    """Late tokens are delivered by time, as a flood of requests makes iterations long.
+
+    A fixed number of deliveries per iteration would starve tokens.
+    """
     each_s, count = 0.00002, 5000
     with Turns() as turns:
         clock = Clock(turns, turn_s, each_s)
         queue = DeliveryQueue(clock)
-        queue.waits = 1  # a request that waits must not slow late tokens down
+        queue.waits = 1  # a waiting request must not slow late tokens down
         over = asyncio.Event()
         queue.add([Delivery(turns, clock.delivered) for _ in range(count)])
         assert not clock.delivered
@@ -275,7 +281,8 @@ async def test_deliveries_are_late_until_the_queue_has_been_empty_for_long() -> 
         clock = Clock(turns, 0.001, 0.00002)
         queue = DeliveryQueue(clock)
         assert not queue.is_late
-        for _ in range(6):  # as reads that were put off until all is delivered bring more
+        # the next batch arrives as soon as all are delivered, as with delayed reads
+        for _ in range(6):
             over = asyncio.Event()
             queue.add([Delivery(turns, clock.delivered) for _ in range(120)])
             queue.call_after(over.set)
@@ -290,7 +297,7 @@ async def test_deliveries_are_late_until_the_queue_has_been_empty_for_long() -> 
 
 
 async def test_messages_wait_for_others_of_their_stream_while_requests_are_refused() -> None:
-    """At the loop's own clock: a hold ends by a timer, and by nothing else that comes here."""
+    """Held messages are delivered by a timer of the real loop, and by nothing else in this test."""
     is_overloaded, hold_s = True, 0.04
     queue, over, delivered = DeliveryQueue(), asyncio.Event(), list[int]()
     queue.gather_while(lambda: is_overloaded)
@@ -306,12 +313,13 @@ async def test_messages_wait_for_others_of_their_stream_while_requests_are_refus
             begun_at = loop.time()
             queue.waits = 1
             queue.add([Delivery(turns, delivered), Awaited(turns, awaited)])
-            assert len(awaited) == 2 * number + 1  # now, and to no purpose in its turn
+            # delivered at once; its later turn in the queue then has nothing left to deliver
+            assert len(awaited) == 2 * number + 1
             queue.waits = 0
             is_overloaded = False
             queue.add([Delivery(turns, delivered)])
             assert len(delivered) == 2 * number
-            queue.call_after(over.set)  # a connection reads on meanwhile
+            queue.call_after(over.set)  # the connection continues to read
             await over.wait()
             assert len(delivered) == 2 * number
             over.clear()

@@ -1,4 +1,4 @@
-"""Flow control, both ways: nobody sends more than was allowed, and nobody waits for another."""
+"""Flow control in both directions: no window is exceeded, and no stream blocks another."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def start(transport: Any, *pieces: bytes | memoryview) -> Any:
 
 @pytest.mark.parametrize("window", [1, 7, 1000])
 async def test_small_windows_of_the_server(window: int) -> None:
-    """h2 would object to a single byte too many."""
+    """No byte is sent outside of a window: the `h2` server would raise an error."""
     server = Server(echo, initial_window_size=window)
     request = bytes(range(256)) * 4
     async with connect(server) as transport:
@@ -55,8 +55,8 @@ async def test_an_upload_waits_for_windows_and_survives_their_shrinking() -> Non
         call = await start(transport, request)
         peer = server.peers[0]
         await until(lambda: len(peer.requests.get(1, b"")) == 1000)
-        peer.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})  # now at -900
-        peer.h2.increment_flow_control_window(900, 1)  # now at 0
+        peer.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})  # the window is now -900
+        peer.h2.increment_flow_control_window(900, 1)  # the window is now 0
         peer.flush()
         await asyncio.sleep(0.05)
         assert len(peer.requests[1]) == 1000
@@ -74,7 +74,7 @@ async def test_one_stuck_upload_holds_up_nobody() -> None:
     async with connect(server) as transport:
         peer_stuck = asyncio.create_task((await start(transport, bytes(5 * MB))).read())
         peer = server.peers[0]
-        # The default window of the stream and of the connection are the same 64 KiB.
+        # The default windows of the stream and of the connection are both 64 KiB.
         await until(lambda: len(peer.requests.get(1, b"")) == 2**16 - 1)
         peer.h2.increment_flow_control_window(MB)
         peer.flush()
@@ -86,7 +86,7 @@ async def test_one_stuck_upload_holds_up_nobody() -> None:
 
 
 async def test_uploads_take_turns_and_leave_room_for_the_small() -> None:
-    """While 64 MB go up, an equal one keeps pace and small calls are answered at once."""
+    """Two uploads of 32 MB advance together, and small calls are answered at once meanwhile."""
     server = Server(echo, initial_window_size=2**20, max_frame_size=2**16)
     weights = memoryview(bytearray(32 * MB))
     async with connect(server) as transport:
@@ -107,11 +107,15 @@ async def test_uploads_take_turns_and_leave_room_for_the_small() -> None:
 
 
 def test_a_flood_ends_the_turn_after_one_read() -> None:
-    """Else uvloop reads on for as long as there is more, and new connections wait for seconds."""
+    """The transport pauses after one read, as uvloop would read as long as data arrives.
+
+    New connections would wait for seconds then.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
     theirs, _ = listener.accept()
-    unknown = frames.frame(0xFA, 0, 0, bytes(frames.DEFAULT_MAX_FRAME))  # to be ignored
+    # frames of an unknown type, which are ignored
+    unknown = frames.frame(0xFA, 0, 0, bytes(frames.DEFAULT_MAX_FRAME))
     sent = frames.settings([]) + unknown * 2000
     flood = threading.Thread(target=theirs.sendall, args=(sent,))
 
@@ -186,7 +190,10 @@ async def test_messages_longer_than_the_window() -> None:
 
 
 async def test_a_slow_reader_slows_its_own_stream_only() -> None:
-    """Unread answers stay with the server beyond the stream's window; the others flow."""
+    """Unread messages stay at the server when the stream's window is full.
+
+    Other streams continue.
+    """
     message = grpc_message(b"x" * 1000)
 
     def answer(peer: Peer, stream_id: int) -> None:
@@ -206,7 +213,7 @@ async def test_a_slow_reader_slows_its_own_stream_only() -> None:
         await until(lambda: server.peers and server.peers[0].unsent(1))
         await asyncio.sleep(0.1)
         left = server.peers[0].unsent(1)
-        # What was taken is not given back before more is wanted.
+        # Consumed bytes are returned to the window only when the reader wants more.
         assert fed
         assert left >= 40_000 * len(message) - WINDOW
         for _ in range(10):
@@ -220,7 +227,7 @@ async def test_a_slow_reader_slows_its_own_stream_only() -> None:
 
 
 async def test_answers_of_calls_that_have_ended_do_not_use_up_the_connection() -> None:
-    """What arrives after a reset belongs to nobody, and still counts for the window."""
+    """Data that arrives after a reset is dropped, but still returned to the connection's window."""
     server = Server(silence)
     async with connect(server) as transport:
         await start(transport, b"x")
@@ -229,7 +236,8 @@ async def test_answers_of_calls_that_have_ended_do_not_use_up_the_connection() -
             call = await start(transport, b"x")
             stream_id = 2 * n + 3
             await until(lambda s=stream_id: s in peer.answered)
-            # Sent before the reset can be known: together more than the connection's window.
+            # The data is sent before the server sees the reset. Its total exceeds the connection's
+            # window.
             peer.send_within_windows(stream_id, bytes(MB - 100), None)
             assert peer.unsent(stream_id) == 0
             call.cancel()
@@ -247,7 +255,7 @@ def test_a_window_that_was_taken_back_sends_nothing() -> None:
 
 
 class Model:
-    """`Uploads` beside the plainest account of the same windows and bytes."""
+    """`Uploads` beside a simple model of the same windows and bytes."""
 
     def __init__(self) -> None:
         self.uploads = Uploads()
@@ -308,7 +316,7 @@ STEPS = st.tuples(
 
 @given(st.lists(STEPS, max_size=60))
 def test_uploads_against_a_plain_model(steps: list[tuple[str, int, int]]) -> None:
-    """Whatever happens in whatever order, windows are kept and bytes arrive in order."""
+    """Windows are respected and bytes arrive in order, for any order of events."""
     model = Model()
     for step, stream, amount in steps:
         getattr(model, step)(stream, amount)

@@ -1,8 +1,8 @@
-"""Frames that no sane server sends, in every order and cut anywhere.
+"""Fuzz tests of the HTTP/2 client: invalid frames, in any order and split anywhere.
 
-Whatever comes, nothing is raised into the event loop, no call hangs, no more than the windows is
-kept, and only errors of the gateway come out. The bytes go straight into the protocol: thousands
-of conversations take seconds.
+No exception reaches the event loop, no call hangs, buffers stay within the windows, and calls raise
+only errors of the gateway. The bytes are passed to the protocol without sockets, so thousands of
+conversations take seconds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.support.http2_peer import HANGS_AFTER_S, grpc_message
 
 BLOCK = request_block("/a/B", "h:1", tls=False)
 CALLS = 3
-# Uploads of this size do not fit the first window, so one is always under way.
+# An upload of this size exceeds the first window, so one upload is always in progress.
 UPLOAD = 100_000
 GREETING = frames.settings([])
 
 
 class Sink(asyncio.Transport):
-    """Where the client writes to."""
+    """A transport that stores what the client writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Sink(asyncio.Transport):
 
 
 def blocks() -> st.SearchStrategy[bytes]:
-    """Header blocks: sound ones of a server of its own, and any bytes."""
+    """Generate header blocks: valid ones, ones with any fields, and random bytes."""
     names = st.sampled_from([":status", "content-type", "grpc-status", "grpc-message", "x"])
     values = st.sampled_from(
         ["200", "503", "100", "application/grpc", "0", "13", "-1", "²", "%4", "y" * 300]
@@ -114,7 +114,7 @@ def one_frame(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[bytes]:
-    """What a server sends, in the pieces that the socket gives out."""
+    """Generate the data that a server sends, in the chunks that the socket returns."""
     begun = draw(st.booleans())
     sent = [GREETING] if begun or draw(st.booleans()) else []
     if begun:
@@ -162,7 +162,7 @@ async def converse(pieces: list[bytes]) -> None:
     unread = calls[2]
     assert sum(map(len, unread._messages)) + unread._held_bytes <= WINDOW
     assert len(connection._rest) < frames.DEFAULT_MAX_FRAME + frames.HEAD_BYTES
-    # Answers are never much longer than what they answer.
+    # The client's answers are not much longer than the data that they answer.
     assert len(sink.written) - opened <= 3 * received + UPLOAD * 2
     connection.connection_lost(None)
     readers.append(asyncio.create_task(outcome(unread)))
@@ -229,7 +229,7 @@ async def test_floods_end_the_connection(flood: bytes) -> None:
     connection.open(call, BLOCK, [b"x"], 1)
     if flood[3] == frames.CONTINUATION:
         connection.data_received(frames.frame(frames.HEADERS, 0, 1, b""))
-    connection.pause_writing()  # and it does not read what it is answered
+    connection.pause_writing()  # the server does not read the answers, either
     for _ in range(2000):
         if connection.closed:
             break

@@ -1,4 +1,4 @@
-"""Tokens of many streams are read together, and nobody else waits for that."""
+"""Reads that are delayed to gather tokens of many streams, without delaying other messages."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ MB = 2**20
 
 
 async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is lost or mixed up."""
+    """No message is lost or assigned to another stream."""
     server = Server(silence)
     async with connect(server) as transport:
         calls = await begin_calls(transport, server)
         reads = await count_reads(monkeypatch, server.peers[0], calls, 600)
-        assert reads < 200  # 300 where each is read as soon as it is there
+        assert reads < 200  # 300 if each message is read as soon as it arrives
         for n in range(600):
             assert await calls[n % MANY].read() == b"%d" % n
 
 
 async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token waits for two pauses at most: one that had begun, and one that its read ends."""
+    """A token waits for at most two pauses: the current one, and the one that its read begins."""
     assert _GATHER_S <= 0.002
     resumed = 0
     read_on = BaseConnection._resume_reading
@@ -75,7 +75,10 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ("count", "uploads", "pause_s"), [(31, False, 0.0), (MANY, True, 0.0), (MANY, False, 0.01)]
 )
 async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s: float) -> None:
-    """Of few streams; for an upload, which must hear of the server's windows; and the seldom."""
+    """Reads are not delayed with few streams, during an upload, or if tokens are rare.
+
+    An upload needs the server's window updates at once.
+    """
     server = Server(silence)
     async with connect(server) as transport:
         calls = await begin_calls(transport, server, count)
@@ -90,14 +93,14 @@ async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s
             call = calls[n % count]
             before = call.unread
             peer.send(call.stream_id, grpc_message(b"token"))
-            # 2 by count, and hundreds where it is put off.
+            # This takes 2 iterations, and hundreds if the read is delayed.
             assert (
                 await count_turns_until(lambda call=call, before=before: call.unread > before) < 10
             )
 
 
 async def test_an_upload_does_not_wait_for_a_read_that_is_put_off() -> None:
-    """For the window that its second half needs."""
+    """The upload's second half needs a window update, which must be read without delay."""
     server = Server(silence)
     async with connect(server) as transport:
         calls = await begin_calls(transport, server)
@@ -115,7 +118,10 @@ async def test_an_upload_does_not_wait_for_a_read_that_is_put_off() -> None:
 
 
 def test_what_has_come_over_tls_is_read_when_the_server_has_gone(tmp_path: Path) -> None:
-    """Without TLS's goodbye: uvloop throws away what it has not given out when its end comes."""
+    """Data that arrived over TLS is read even if the server closes the socket without close_notify.
+
+    uvloop drops data that it has not passed on when the connection ends.
+    """
     authority = Authority(tmp_path, "authority")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*authority.issue("server"))

@@ -1,4 +1,4 @@
-"""Blocks of headers that were met before mean what they meant, for as long as they do."""
+"""The cache of decoded header blocks, which is valid until the HPACK table changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = st.lists(
 def test_what_a_server_says_again_is_read_as_the_first_time(
     blocks: list[tuple[list[tuple[str, str]], bool]], table: int
 ) -> None:
-    """A server may add to its table with any block, and then refers to what it added."""
+    """Any block may add to the server's HPACK table, and later blocks refer to the new entries."""
     server = Encoder()
     server.header_table_size = table
     ours, plain = BlockDecoder(2**16), Decoder(2**16)

@@ -1,4 +1,4 @@
-"""Calls that nobody reads any more: who ends them, and when. Against `h2`."""
+"""Abandoned calls, with `h2` as the server: who ends them, and when."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.Monke
         with pytest.raises(asyncio.CancelledError):
             await calls[0].read()
         calls[2].abandon()
-        # What nobody reads comes all the same, and so do the ends.
+        # The client still receives data and ends of abandoned streams.
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
         peer.end(5)
@@ -67,7 +67,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
     async with listening(Server(silence)) as server:
         transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
         ends = await start(transport)
-        # While it connects, grpc.aio may send the second of two calls first.
+        # Wait: during the connection setup grpc.aio may send the second of two calls first.
         await until(lambda: server.peers and len(server.peers[0].answered) == 1)
         does_not = await start(transport)
         await until(lambda: len(server.peers[0].answered) == 2)
@@ -76,7 +76,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         peer, resets = server.peers[0], server.peers[0].resets
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
-        # An answer that comes behind it: the end has been seen.
+        # A later call is answered, so the client has seen the end of the stream.
         server.answer = echo
         assert await transport.unary("/a/Unary", b"x", HANGS_AFTER_S) == b"x"
         assert resets == {}
@@ -99,7 +99,7 @@ async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatc
             call.abandon(partial(told.__setitem__, number))
         await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
         assert told == {2: False, 3: False}
-    assert told == dict.fromkeys(range(4), False)  # the connection is no more
+    assert told == dict.fromkeys(range(4), False)  # the connection is closed
 
 
 async def test_what_had_ended_when_it_was_left_is_told_at_once() -> None:
@@ -141,7 +141,7 @@ async def test_what_is_left_behind_a_full_window_ends_by_itself(
     async with connect(server) as transport:
         call = await start(transport)
         assert await call.read() is not None
-        # The server stands still: nobody reads, and its window is full.
+        # The server has stopped sending, because its window is full and nothing is read.
         await until(lambda: call.window == 0)
         call.abandon()
         await until(lambda: all(connection.idle for connection in transport._connections))
@@ -171,7 +171,8 @@ async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPa
             unsent.append(peer.unsent(1))
             return bool(peer.resets)
 
-        # However long that takes, the time that it may take is over behind it.
+        # Wait until most data is drained, however long it takes. The clock's leap then ends the
+        # grace period.
         await until(lambda: peer.unsent(1) <= WINDOW)
         await clock.leap_once(lambda: bool(unsent), until(drained), grace_s)
         assert peer.resets == {1: 8}

@@ -1,4 +1,4 @@
-"""What is new in texts that come whole each time: any text, cut anywhere, mended at its end."""
+"""`AccumulatedText`, which finds the new part of a text that is sent complete each time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ TEXTS = st.text(st.sampled_from("ab \n\ufffd\u00bf\u00e9\u4eac\U0001f600\U0001f3
 
 
 def shown(raw: bytes, style: int) -> bytes:
-    """Some bytes of a text as detokenizers show them, the half of a character at their end too:
-    as it is, as one U+FFFD, or as one for each byte."""
+    """Return the bytes as a detokenizer shows them, with an incomplete character at the end.
+
+    By `style` the incomplete bytes appear unchanged, as one U+FFFD, or as one U+FFFD per byte.
+    """
     whole = raw.decode(errors="ignore").encode()
     half = len(raw) - len(whole)
     return (
@@ -31,13 +33,13 @@ def test_pieces_are_the_text_whatever_is_known_when(
     for cut in sorted(cut % (len(raw) + 1) for cut in cuts):
         for _ in range(1 + repeated):
             text_so_far = shown(raw[:cut], style)
-            # It may stand within something else.
+            # The text may be inside a larger buffer.
             data = b"x" * lead + text_so_far + b"behind"
             pieces += reader.take_new(data, lead, lead + len(text_so_far))
-            assert text.startswith(pieces)  # nothing is ever taken back
+            assert text.startswith(pieces)  # returned text never changes
         assert len(pieces) >= len(raw[:cut].decode(errors="ignore").rstrip("\ufffd"))
     pieces += reader.take_new(raw)
-    # What the model wrote as U+FFFD at its very end looks like half a character.
+    # A U+FFFD that the model wrote at the very end looks like an incomplete character.
     assert text.removeprefix(pieces).strip("\ufffd") == ""
 
 
@@ -48,7 +50,10 @@ def test_the_end_may_be_mended_until_it_is_given() -> None:
 
 
 def test_of_a_text_of_replacement_characters_the_last_alone_are_held_back() -> None:
-    """To look at all of them again for each token would be the event loop's time."""
+    """At most 64 characters are held back.
+
+    Scanning a long run of replacement characters again for each token would block the event loop.
+    """
     reader, given = AccumulatedText(), 0
     for size in range(1000):
         given += len(reader.take_new("\ufffd".encode() * size))

@@ -1,4 +1,4 @@
-"""The llmapi repository's model as the gateway drives it, over a scripted server."""
+"""The gateway with the llmapi repository's model, which a fake server plays."""
 
 from __future__ import annotations
 
@@ -73,14 +73,15 @@ async def test_a_request_is_scalars_without_a_batch_dimension(tokenizer_dir: Pat
         *("return_stop_reason", "sampling_param_return_perf_metrics"),
     ):
         assert found.pop(name) == ("BOOL", [1], b"\1")
-    assert not found  # no stop strings above all
+    assert not found  # in particular, no stop strings
 
 
 @pytest.mark.parametrize(
     ("streams", "asked", "sent"),
     [
         (True, {}, False),
-        (True, {"stop": "#"}, True),  # which ends the engine's work, too
+        # streaming lets the gateway stop the engine at the stop string
+        (True, {"stop": "#"}, True),
         (True, {"stream": True}, True),
         (False, {}, False),
         (False, {"stop": "#"}, False),
@@ -129,7 +130,7 @@ async def test_admins_are_told_once_of_a_model_that_may_end_triton(
         admin = {"authorization": "Bearer " + "k" * 40}
         found = (await client.get("/health/ready", headers=admin)).json()["engine"]
         assert ("Triton 2.51" in found["warning"]) is warned
-        assert "GATEWAY_REPLICA_IN_FLIGHT" in found["warning"]  # none hides another
+        assert "GATEWAY_REPLICA_IN_FLIGHT" in found["warning"]  # both warnings are shown
         assert "engine" not in (await client.get("/health/ready")).json()
     told_of = [each for each in caplog.messages if "signal 11" in each]
     assert len(told_of) == warned
@@ -165,7 +166,10 @@ async def test_what_is_left_before_it_came_whole_is_charged(tokenizer_dir: Path)
 async def test_what_meets_the_time_limit_before_it_came_whole_is_charged(
     tokenizer_dir: Path, dead: bool, streams: bool
 ) -> None:
-    """Else long answers would be free; but of an engine that shows no life nothing was had."""
+    """A request that runs into the time limit is charged, unless the engine made no tokens at all.
+
+    Otherwise long answers would be free.
+    """
     clock, usage = EventClock(), tokenizer_dir / "usage.jsonl"
     servicer = FakeLlmapi(None, streams=streams)
     servicer.of_prompt["poison"] = ("Error generating request: it fails",)
@@ -187,7 +191,8 @@ async def test_what_meets_the_time_limit_before_it_came_whole_is_charged(
         await until(lambda: servicer.requests)
         if dead:
             await client.post("/v1/completions", json=body | {"prompt": "poison"})
-            await until(lambda: len(servicer.requests) == 3)  # a token is asked for
+            # the third request is the gateway's probe
+            await until(lambda: len(servicer.requests) == 3)
             clock.leap(61)
             await until(lambda: replica.engine.makes_no_tokens)
         answer = await clock.leap_once(lambda: True, request, 101)
@@ -233,13 +238,14 @@ async def test_the_engine_says_why_it_ended_and_what_it_had(
     servicer = FakeLlmapi(ended, *behind)
     answer = (await complete(tokenizer_dir, servicer, prompt=prompt, max_tokens=9)).json()
     assert answer["choices"][0]["finish_reason"] == "length"
-    # Special tokens do not show, but were made: it is the limit that was reached.
+    # Special tokens do not show in the text, but the engine counts them: max_tokens was reached.
     assert answer["usage"]["completion_tokens"] == 9
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 40
     other = build_outputs("hello", "stop") | {"stop_reason": "17"}
     answer = (await complete(tokenizer_dir, FakeLlmapi(other, *behind), max_tokens=9)).json()
     assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["usage"]["completion_tokens"] == 6  # with the end token that has a number
+    # includes the end token, which `stop_reason` gives as a number
+    assert answer["usage"]["completion_tokens"] == 6
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -258,7 +264,10 @@ async def test_stop_strings_are_exact_and_stop_the_engine(
 
 
 async def test_the_oldest_dialect_is_left_by_a_reset_alone(tokenizer_dir: Path) -> None:
-    """Of tag v0.19.0, which takes beams, and neither stop requests nor metrics."""
+    """The model of tag v0.19.0 is stopped by a stream reset, as it has no stop requests.
+
+    It has beams, but no metrics.
+    """
     servicer = FakeLlmapi(build_outputs("a."), build_outputs("a. b"), None, streams=False)
     servicer.drop = ("stop", "sampling_param_return_perf_metrics")
     servicer.has = ("sampling_param_beam_width",)
@@ -318,7 +327,7 @@ async def test_without_decoupled_mode_nothing_streams(tokenizer_dir: Path) -> No
 
 
 async def test_what_begins_a_text_is_there_once(tokenizer_dir: Path) -> None:
-    """The model's tokenizer puts it before whatever it is given, and a template writes its own."""
+    """The prompt begins with <s> once, although both the tokenizer and the template add it."""
     tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     tokenizer.add_special_tokens(["<s>"])
     begin = tokenizer.token_to_id("<s>")
@@ -363,7 +372,7 @@ async def test_reasoning_is_told_apart_or_refused(tokenizer_dir: Path, special: 
     ):
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
         response = await client.post("/v1/chat/completions", json=body)
-    if special:  # the model would leave them out
+    if special:  # the model would leave the tags out of the text
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "messages"
         assert servicer.requests == []
@@ -426,7 +435,7 @@ async def test_token_ids_are_sent_as_the_text_that_they_are(tokenizer_dir: Path)
     answer = (await complete(tokenizer_dir, servicer, prompt=ids)).json()
     assert answer["usage"]["prompt_tokens"] == len(ids)
     assert inputs_of(servicer.requests[0])["text_input"][2] == bytes_tensor.pack(["who?\u00e9"])
-    refused = await complete(tokenizer_dir, servicer, prompt=ids[:-1])  # half a character
+    refused = await complete(tokenizer_dir, servicer, prompt=ids[:-1])  # ends in half a character
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "prompt"
     assert len(servicer.requests) == 1

@@ -1,4 +1,4 @@
-"""Engines of llmapi that fail, are silent, or dead behind a model that Triton calls ready."""
+"""llmapi engines that fail, are silent, or are dead although Triton reports the model as ready."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def until(met: Callable[[], object]) -> None:
 async def gateway(
     tokenizer_dir: Path, *servicers: FakeLlmapi, **settings: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """What asks for a completion of a prompt, and the service."""
+    """Start a gateway. Yield a function that requests a completion, and the service."""
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(each)) for each in servicers]
         client, service, _ = await stack.enter_async_context(
@@ -53,7 +53,7 @@ async def gateway(
 
 
 def proofs(servicer: FakeLlmapi) -> int:
-    """How often the gateway itself asked for a token."""
+    """Return the number of probes, which are the gateway's own requests for one token."""
     limits = [inputs_of(each)["sampling_param_max_tokens"][2] for each in servicer.requests]
     return limits.count(struct.pack("<i", 1))
 
@@ -67,12 +67,12 @@ async def test_a_dead_engine_is_out_until_it_makes_a_token(tokenizer_dir: Path) 
         assert (await ask()).status_code == 503
         before = proofs(servicer)
         assert before >= 1
-        await until(lambda: proofs(servicer) > before)  # it is asked again and again
+        await until(lambda: proofs(servicer) > before)  # the probe is repeated
         assert not service.replicas.ready
         servicer.steps = [{}]
         before = proofs(servicer)
         await until(lambda: proofs(servicer) > before + 1)
-        assert not service.replicas.ready  # to end a request is not to make a token
+        assert not service.replicas.ready  # a request that ends without a token does not count
         servicer.steps = list(OK)
         await until(lambda: service.replicas.ready)
         assert (await ask()).json()["choices"][0]["text"] == "hello"
@@ -115,7 +115,7 @@ async def test_a_clients_mistake_is_told_as_one_and_doubts_nobody(
             assert error["param"] == param
             assert str(error["code"]).startswith(code)
         [replica] = service.replicas
-        # A doubt would stay; a look that came too late on a busy machine does not.
+        # Wait, because on a busy machine a late poll may make the engine suspect for a moment.
         await until(lambda: not replica.engine.suspect)
         assert replica.state == "ready"
     assert proofs(servicer) == 0
@@ -124,14 +124,15 @@ async def test_a_clients_mistake_is_told_as_one_and_doubts_nobody(
 async def test_a_request_that_is_not_begun_goes_to_another(tokenizer_dir: Path) -> None:
     clock = EventClock()
     silent, other = FakeLlmapi(None), FakeLlmapi(*OK)
-    silent.of_prompt["Hello"] = OK  # what the gateway asks itself: the engine is well
+    silent.of_prompt["Hello"] = OK  # answers the gateway's probe: the engine itself works
     async with gateway(tokenizer_dir, silent, other, first_response_timeout=30) as (ask, service):
         while not silent.requests:
             answer = await clock.leap_once(lambda: bool(silent.requests), ask(stream=True), 40)
             assert '"text":"hello"' in answer.text
         await until(lambda: silent.stopped)
         [lost] = [each.id for each in silent.requests if each.id in silent.stopped]
-        await until(lambda: lost in silent.cancelled)  # where the stop does not end it, too
+        # the stream is also reset, in case the stop has no effect
+        await until(lambda: lost in silent.cancelled)
         await until(lambda: proofs(silent))
         await until(lambda: all(replica.state == "ready" for replica in service.replicas))
         assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
@@ -162,7 +163,10 @@ async def test_what_answers_once_has_no_time_to_its_first_token(tokenizer_dir: P
 async def test_what_comes_whole_and_too_late_makes_the_engine_show_a_token(
     tokenizer_dir: Path,
 ) -> None:
-    """Deadlines are the clients': one that no engine meets must not take it from all."""
+    """A missed deadline leads to a probe, which shows that the engine works.
+
+    Without the probe, a client's short deadline would take the engine out of use for all.
+    """
     clock = EventClock()
     servicer = FakeLlmapi(None)
     servicer.of_prompt["Hello"] = OK
@@ -184,8 +188,10 @@ async def test_what_comes_whole_and_too_late_makes_the_engine_show_a_token(
 async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, stream: bool
 ) -> None:
-    """One that answers at the end alone is silent when it is busy, too; but one that streams is
-    not for ever."""
+    """Unanswered probes show that an engine is dead if the engine streams.
+
+    An engine that sends only complete responses is also silent while it is busy.
+    """
     monkeypatch.setattr("gateway.triton.llmapi.token_probe._PROBE_TIMEOUT_S", 0.3)
     servicer = FakeLlmapi(None, streams=streams)
     servicer.of_prompt["poison"] = (DEAD,)
@@ -229,7 +235,10 @@ async def test_a_whole_answer_hides_no_engine_whose_streams_have_stopped(
 async def test_a_token_is_a_proof_whatever_fails_behind_it(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full engine lets the proof wait, and a tenant may fail a request when its time is up."""
+    """An answered request counts as proof, so an unanswered probe does not make the engine dead.
+
+    A full engine delays the probe, and any tenant can send a request that fails.
+    """
     monkeypatch.setattr("gateway.triton.llmapi.token_probe._PROBE_TIMEOUT_S", 3.0)
     servicer = FakeLlmapi(*OK)
     servicer.of_prompt |= {"poison": (DEAD,), "Hello": (None,)}
@@ -249,7 +258,7 @@ FULL = "Exceeds maximum queue size"
 async def test_an_engine_whose_queue_is_full_is_not_dead_for_that(
     tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is it well, where it was dead before: its queue may stand for ever."""
+    """A full queue is no sign of a dead engine, and no sign that a dead engine has recovered."""
     servicer = FakeLlmapi(*OK)
     servicer.of_prompt |= {"poison": (DEAD,), "Hello": (FULL,)}
     async with gateway(tokenizer_dir, servicer) as (ask, service):

@@ -1,4 +1,4 @@
-"""Requests that were prepared for a text model of the other repository, which takes more."""
+"""Requests prepared for another repository's text model, with parameters that llmapi lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a response is found by what surrounds it in another, or not at all."""
+"""`TextTemplate`, which finds the text of a response by comparison with a previous response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.triton import bytes_tensor
 from gateway.triton.llmapi.template import TextTemplate
 
 FIRST = {"text_output": "a", "finish_reason": "None", "stop_reason": "None"}
-# The lengths of lengths change there.
+# Sizes around which the protobuf length fields get longer
 SIZES = st.integers(0, 300) | st.sampled_from([*range(16_000, 16_500, 17), 2**21, 2**21 + 5])
 
 
@@ -46,7 +46,7 @@ def test_a_text_of_any_length_is_found(first: int, other: int, order: list[str])
 
 @pytest.mark.parametrize("near", [0, 2**7, 2**14, 2**21])
 def test_a_text_is_found_where_lengths_take_a_byte_more(near: int) -> None:
-    """Of the text, of the tensor around it and of the response."""
+    """The lengths of the text, its tensor and the response may each need one byte more."""
     found = template(FIRST)
     for size in range(max(near - 200, 0), near + 8):
         data = response(FIRST | {"text_output": "b" * size})

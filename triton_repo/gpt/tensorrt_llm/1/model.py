@@ -1,9 +1,9 @@
 """The core model of the GPT repository (all_models/gpt): token ids in, complete sequences out.
 
-Requests run on the executor. The modules that translate them are those of inflight_batcher_llm's
-`tensorrt_llm`, which are copied beside this file. Requests that Triton passes together run
-together, and later ones wait until all have ended: like upstream, one static batch runs after
-another.
+Requests run on the executor. The modules that translate them are copies of the modules of
+`tensorrt_llm` in inflight_batcher_llm. Like upstream, the model runs one static batch after
+another: requests that Triton passes in one call run together, and later requests wait until all
+have ended.
 """
 
 import json
@@ -19,14 +19,17 @@ import triton_python_backend_utils as pb_utils
 from executor_api import RequestRow, trtllm
 from executor_request import executor_request
 
-# By input name of this model: the name that `executor_request` reads, where it differs.
+# Input names of this model that differ from the names that `executor_request` reads.
 RENAMED = {"output_log_probs": "return_log_probs"}
 DEFAULT_PERIOD_MS = 100
 
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """A Triton request in progress. `rows` has the pad id of each row, by the row's executor id."""
+    """A Triton request in progress.
+
+    `rows` has the pad id of each row, by the row's id in the executor.
+    """
 
     request: Any
     rows: dict[int, int]
@@ -38,8 +41,8 @@ class TritonPythonModel:
         engine = _value(parameters, "engine_dir")
         if not engine:
             raise pb_utils.TritonModelException("engine_dir: found nothing; allowed: a folder")
-        # Read config.json directly: this project's package, which has a reader, is not installed
-        # beside TensorRT-LLM.
+        # Read config.json directly: this model cannot import the project's package, because that is
+        # not installed beside TensorRT-LLM.
         build = json.loads((Path(engine) / "config.json").read_text())["build_config"]
         period = int(_value(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS)
         self._period = timedelta(milliseconds=period)
@@ -50,7 +53,8 @@ class TritonPythonModel:
         )
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # Block in a worker rank: inside this call it serves the leader, until that shuts down.
+            # Block here in a worker rank. Inside this call the rank serves the leader until the
+            # leader shuts down.
             self._executor.shutdown()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -76,13 +80,16 @@ class TritonPythonModel:
             ids = self._executor.enqueue_requests(
                 [executor_request(row, exclude_input=False) for row in rows]
             )
-        # Answer only this request with the error; the others continue.
+        # Answer only this request with the error. Other requests continue.
         except Exception as error:
             return _error(str(error))
         return AcceptedRequest(request, dict(zip(ids, pads, strict=True)))
 
     def _results(self, accepted: list[AcceptedRequest]) -> dict[int, Any]:
-        """Wait for all rows, and return the last response of each, by the row's executor id."""
+        """Wait until all rows have ended.
+
+        Return the last response of each row, by its id in the executor.
+        """
         running = {engine_id: each for each in accepted for engine_id in each.rows}
         results = {}
         while running:
@@ -97,7 +104,7 @@ class TritonPythonModel:
 
 
 def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
-    """Return the response to a request, with the requested outputs only.
+    """Return the response to a request, which has only the outputs that the client requested.
 
     output_ids: int32 [B, beams, longest], the prompt and the generated ids, then pad ids.
     log_probs: float32 [B, longest, beams], of the generated tokens, then zeros.
@@ -114,7 +121,8 @@ def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
         log_probs = _pad(values, [0.0] * len(values), np.float32)
         arrays["log_probs"] = np.ascontiguousarray(log_probs.transpose(0, 2, 1))
     requested = accepted.request.requested_output_names()
-    # Return no other outputs: Triton 2.51 frees them without holding the interpreter's lock.
+    # Omit outputs that the client did not request: Triton 2.51 frees such outputs without holding
+    # the interpreter's lock.
     return pb_utils.InferenceResponse(
         [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in requested]
     )
@@ -123,7 +131,7 @@ def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
 def _pad(rows: list[list[list[Any]]], paddings: Iterable[float], dtype: type) -> npt.NDArray[Any]:
     """Return the beams of all rows as an array [rows, beams, longest].
 
-    Missing values are the row's padding.
+    Each row is filled up with its own value in `paddings`.
     """
     beams = max(len(row) for row in rows)
     longest = max(len(beam) for row in rows for beam in row)
@@ -141,5 +149,5 @@ def _error(message: str) -> Any:
 
 def _value(parameters: dict[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
+    # Treat ${name} as unset: fill_template.py leaves it in the file if no value is given.
     return "" if value.startswith("${") else value

@@ -9,7 +9,8 @@ try:
     from tensorrt_llm.executor.request import LoRARequest
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 except ModuleNotFoundError as missing:
-    # Do not replace an installed TensorRT-LLM that fails to load: let its error show.
+    # Use the CPU executor only if TensorRT-LLM is not installed. If an installed TensorRT-LLM fails
+    # to load, raise its error.
     if missing.name != "tensorrt_llm":
         raise
     from triton_repo.cpu_executor.llmapi.llm import LLM
@@ -22,10 +23,10 @@ __all__ = ["LoRARequest", "SamplingParams", "start", "upstream_watch"]
 
 
 def start(arguments: dict[str, Any]) -> Any:
-    """Create the `LLM` with the arguments that are not None, and return it.
+    """Create the `LLM`, with the arguments that are not None, and return it.
 
-    Raises RuntimeError in a process of several MPI ranks, and what `LLM` raises for wrong
-    arguments.
+    Raises RuntimeError if this process is one of several MPI ranks. `LLM` raises its own errors for
+    wrong arguments.
     """
     if global_mpi_size() > 1 or global_mpi_rank() > 0:
         raise RuntimeError(

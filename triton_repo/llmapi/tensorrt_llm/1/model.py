@@ -1,12 +1,13 @@
 """The model of the llmapi repository, which generates text with TensorRT-LLM's LLM API.
 
 Each response has the complete text so far. Where TensorRT-LLM is not installed,
-`triton_repo.cpu_executor.llmapi` provides the same classes on the CPU. The model behaves towards
-clients like upstream's model of the release in model.yaml's `triton_config.behaves_as`.
+`triton_repo.cpu_executor.llmapi` provides the same classes on the CPU. `triton_config.behaves_as`
+in model.yaml names a release. Clients see the behaviour of upstream's model in that release.
 
 One thread with an event loop does all the work: it sends requests to the engine, sends responses,
-and polls for disconnected clients. `execute` only passes requests to this thread. With a single
-thread, no sender is polled while or after its final response is sent, which crashes Triton 2.51.
+and polls for disconnected clients. `execute` only passes requests to this thread. Triton 2.51
+crashes if a sender is polled while its final response is sent, or afterwards. A single thread
+prevents this.
 
 See decision 049 in docs/decisions.
 """
@@ -29,22 +30,22 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 @dataclass(eq=False)
 class ClientAnswer:
-    """The state of the answer to one request."""
+    """State of the answer to one request."""
 
     sender: Any
     generation: Any = None
-    """The `RequestOutput` of the LLM API; None until the engine has the request."""
+    """The `RequestOutput` of the LLM API; None before the request was passed to the engine."""
     ended: bool = False
 
     def send(self, reply: Any, *, final: bool) -> None:
-        """Send a response. Responses after the final one are ignored."""
+        """Send a response. After the final response, further calls have no effect."""
         if self.ended:
             return
         self.ended = final
         try:
             self.sender.send(reply, FINAL if final else 0)
-        # Log the error and continue: the server may have closed the sender, and the loop has other
-        # requests to serve.
+        # Log the error and continue: Triton may have closed the sender, and the loop serves other
+        # requests, too.
         except Exception as error:
             pb_utils.Logger.log_error(f"A response could not be sent: {error}")
 
@@ -62,7 +63,8 @@ class TritonPythonModel:
         if (count := config["instance_group"][0]["count"]) != 1:
             raise pb_utils.TritonModelException(f"instance_group.count: found {count}; allowed: 1")
         settings = read_settings()
-        # Ask Triton instead of model.yaml: it may not have called `auto_complete_config`.
+        # Ask Triton whether the model is decoupled, and ignore model.yaml: Triton may not have
+        # called `auto_complete_config`.
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._behaviour = settings.behaviour
         self._period = settings.cancellation_check_period
@@ -114,7 +116,7 @@ class TritonPythonModel:
     def _cancel(self, answer: ClientAnswer, *, ends: bool = True) -> None:
         """Cancel a request in the engine, and end its answer without waiting for the engine.
 
-        With `ends` False, the client gets no final response, as with some upstream releases.
+        If `ends` is False, the client gets no final response, as with some upstream releases.
         """
         self._forget(answer)
         answer.generation.abort()
@@ -128,7 +130,7 @@ class TritonPythonModel:
             self._upstream_watch.remove(answer)
 
     async def _serve(self, request: Any, answer: ClientAnswer) -> None:
-        """Serve one request. An error becomes the answer to this request."""
+        """Serve one request. If this fails, send the error as the answer."""
         request_id = request.request_id()
         try:
             inputs = RequestInputs(request)
@@ -148,7 +150,7 @@ class TritonPythonModel:
             self._running.add(answer)
             if self._upstream_watch is not None:
                 self._upstream_watch.add(answer, request)
-            # Remember only the latest request of an id: like upstream, expect unique ids.
+            # Store only the latest request with an id. Like upstream, assume that ids are unique.
             if request_id:
                 self._by_id[request_id] = answer
             outputs = request.requested_output_names()
@@ -177,7 +179,8 @@ class TritonPythonModel:
                 try:
                     if answer.sender.is_cancelled():
                         self._cancel(answer)
-                # Log the error and continue: without this task, no disconnected client is noticed.
+                # Log the error and continue: without this task, disconnected clients are not
+                # detected.
                 except Exception as failure:
                     pb_utils.Logger.log_error(f"A request could not be cancelled: {failure}")
 

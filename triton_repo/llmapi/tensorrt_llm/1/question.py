@@ -6,8 +6,8 @@ from typing import Any
 
 from llm_api import LoRARequest, SamplingParams
 
-# Fields of SamplingParams that inputs `sampling_param_*` of one element set. The others keep their
-# defaults.
+# Fields of SamplingParams that are set by an input `sampling_param_NAME` with one element. Other
+# fields have their defaults.
 _SAMPLING = (
     *("best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty"),
     *("max_tokens", "seed", "exclude_input_from_output", "return_perf_metrics"),
@@ -24,7 +24,7 @@ class GenerationRequest:
     """A `LoRARequest`, or None."""
     streaming: bool
     outputs: tuple[str, ...]
-    """The outputs among `OPTIONAL_OUTPUTS` that the request asks for."""
+    """The outputs in `OPTIONAL_OUTPUTS` that the client requested."""
 
 
 class RequestInputs:

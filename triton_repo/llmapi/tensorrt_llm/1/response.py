@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# By output name: the field of `request_perf_metrics` with its value.
+# For each output: the field of `request_perf_metrics` that has its value.
 METRICS = {
     "kv_cache_reused_block": "kv_cache_metrics.num_reused_blocks",
     "kv_cache_missed_block": "kv_cache_metrics.num_missed_blocks",
@@ -29,14 +29,14 @@ MICROSECOND = timedelta(microseconds=1)
 def build_response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
     """Return a response with the complete text so far, the `optional` outputs, and metrics if any.
 
-    As in upstream's model, all outputs are BYTES of shape [1]: numbers are decimal text, and a
-    missing value is the text "None". Times are in nanoseconds on the engine's own clock.
+    As in upstream's model, all outputs are BYTES of shape [1]. Numbers are decimal text, and a
+    missing value is the text "None". Times are in nanoseconds on the engine's clock.
 
     Args:
         output: the `RequestOutput`.
         optional: names of further outputs to include.
         wanted: names of the outputs that the client requested. All others are omitted, because
-            Triton 2.51 frees them without holding the interpreter's lock.
+            Triton 2.51 frees unrequested outputs without holding the interpreter's lock.
     """
     completion = output.outputs[0]
     values = {"text_output": completion.text}
@@ -52,7 +52,8 @@ def build_response(output: Any, optional: Collection[str], wanted: Collection[st
 def build_error(message: str) -> Any:
     """Return an error response.
 
-    Like upstream's, the response also has a text, "N/A": clients must check the error first.
+    Like upstream's, the response also has "N/A" as its text. Clients must check for the error
+    first.
     """
     return pb_utils.InferenceResponse(
         [_tensor("text_output", "N/A")], pb_utils.TritonError(message)

@@ -16,17 +16,17 @@ class Behaviour:
     """Differences between releases of the llmapi model that clients must handle."""
 
     streams: bool = True
-    """False if the complete text comes in one response, even with `streaming`."""
+    """False if the complete text comes in one response, even for requests with `streaming`."""
     answers_early_errors: bool = True
-    """False if a request that fails before it reaches the engine is never answered."""
+    """False if a request that fails before it reaches the engine never gets a response."""
     ends_stopped: bool = True
-    """False if a request that a stop request has ended never gets its final response."""
+    """False if a request that was ended by a stop request never gets its final response."""
     empty_final: bool = False
-    """True if a stream ends with a separate response that has only the final flag."""
+    """True if a stream ends with an extra response that has only the final flag, without text."""
 
 
-# Upstream versions: `main` since September 2026, `1.3` the development line from May to September
-# 2026, `1.2` the release.
+# Versions of upstream: `main` since September 2026, `1.3` the development branch from May to
+# September 2026, `1.2` the release.
 BEHAVIOURS = {
     "main": Behaviour(),
     "1.3": Behaviour(answers_early_errors=False, empty_final=True),
