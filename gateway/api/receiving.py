@@ -34,7 +34,6 @@ class ReceivedRequest(Generic[W]):
     Attributes:
         request: the HTTP request.
         intake: the reader of the body, which holds the request's shares of the memory budgets.
-        intake: the request's shares of the memory budgets, and threads for work on its body.
         reservation: the request's reservation of one sequence in the tenant's limits.
         wanted: the parsed body.
         hints: names of parameters without effect.

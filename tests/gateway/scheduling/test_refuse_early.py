@@ -223,8 +223,28 @@ async def test_a_deadline_of_the_clients_own_pages_nobody(
         assert "retry-after" in refused[0].headers
         labels = {"path": URL, "status": counted}
         assert metric_of(it.service, "gateway_requests_total", **labels) == len(refused)
+        # Operators see the same cause as in the metric.
+        assert it.refused("any", "expected_wait") == len(refused)
+        assert it.service.monitor.demand.refused["any"] == {"expected_wait": len(refused)}
         it.go_on()
         await asyncio.gather(*asked)
+
+
+@pytest.mark.parametrize(
+    ("waits", "warned"),
+    [
+        ({"queue_timeout": 5, "max_expected_wait": 6}, True),
+        ({"queue_timeout": 5, "max_expected_wait": 5}, False),
+        ({"queue_timeout": 5}, False),
+    ],
+)
+async def test_an_expected_wait_without_effect_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, waits: dict[str, float], warned: bool
+) -> None:
+    async with case(tmp_path, **waits):
+        pass
+    told = "GATEWAY_MAX_EXPECTED_WAIT, 6 s, has no effect above GATEWAY_QUEUE_TIMEOUT, 5 s"
+    assert (told in caplog.text) is warned
 
 
 async def test_where_it_is_off_all_wait(tmp_path: Path) -> None:
