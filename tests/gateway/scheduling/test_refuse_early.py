@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.config.settings import Settings
+from gateway.scheduling.forecast import MIN_SAMPLES
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -157,6 +158,16 @@ async def test_by_default_too_long_a_wait_is_refused_at_once_and_a_late_turn_is_
         answers = await asyncio.gather(*asked)
         assert [answer.status_code for answer in answers].count(200) == FLOOD - len(refused)
         assert it.refused("any", "queue_timeout") + it.refused("any", "too_late") == 0
+
+
+async def test_a_flood_at_the_start_of_a_gateway_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing is known of the tenant's requests yet, and none of them ends soon."""
+    async with case(tmp_path) as it:
+        asked, refused = await it.flood("any")
+        assert MIN_SAMPLES <= it.service.admission.waiting < FLOOD / 2
+        assert it.refused("any", "expected_wait") == len(refused) > FLOOD / 2
+        it.go_on()
+        await asyncio.gather(*asked)
 
 
 def test_the_default_wait_is_one_that_people_accept() -> None:
