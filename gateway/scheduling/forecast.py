@@ -20,7 +20,7 @@ _DECAY = 1 - 1 / _WINDOW_SAMPLES
 MIN_SAMPLES = 8
 # Assumed seconds for which a tenant's requests hold a slot, while none was released. Their weight
 # falls to zero with the first `MIN_SAMPLES` releases. Without an assumption, a burst at the start
-# of a gateway would be queued as a whole, and most of it refused only when it had waited in vain.
+# of a gateway would be queued completely, and most of it refused only when it had waited in vain.
 _ASSUMED_S = 2.0
 # Number of mean deviations above the mean time. Only 1 or 2 % of all first tokens come later.
 _LATE_DEVIATIONS = 3.0

@@ -120,7 +120,7 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
     if highs:
         found["maximum"] = min(highs)
     if found.get("minimum", 0) <= found.get("maximum", math.inf):
-        # Drop bounds that no client can notice, since JSON numbers beyond them lose digits. The
+        # Drop bounds that no client can notice, since larger JSON numbers lose digits. The
         # library zod writes them for each integer, and a compiler would take 50 ms for each pair.
         if found.get("minimum", 0) <= -_MAX_SAFE_INTEGER:
             del found["minimum"]
