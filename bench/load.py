@@ -1,9 +1,12 @@
-"""The load client: raw sockets, and no more work per event than counting and a clock.
+"""Load generator with raw sockets, which sends streaming requests in closed loops.
 
-A client library would take longer for an event than a gateway takes to make it, and then measure
-itself. Tokens are counted by their letter (see `upstream.TOKEN`), so an event that carries several
-counts as several. Each process runs `Load.streams` streams in a closed loop: one connection each,
-kept alive, one request at a time.
+A client library would use more CPU time for an SSE event than the gateway, so it would measure
+itself. This client therefore only counts tokens and reads the clock. It counts the letter of the
+scripted Triton's only token (see `upstream.TOKEN`), so an event with several tokens is counted
+correctly.
+
+A stream is one keep-alive connection that sends one request at a time. It sends the next request
+after the answer to the last one.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from bench.machine import pin
 
 LETTER = b"~"
 NUMBER = b"@@@@@@@@"
-"""In a body: becomes another number in every request, so that no cache of prompts can help."""
+"""Placeholder in a request body, which is replaced by a different number in each request.
+
+The prompts then differ, so no prompt cache has an influence on the results.
+"""
 
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _END_OF_HEADERS = b"\r\n\r\n"
@@ -38,12 +44,12 @@ L, R = TypeVar("L"), TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one or more processes do. Times are of the monotonic clock, which processes share.
+    """Load of one or more client processes, with `streams` closed loops in total.
 
-    A stream asks again `pause_s` after its answer.
-
-    Streams begin one after the other over `ramp_s` from the call on; only what happens between
-    `begin` and `end` is counted, and at `end` the connections are closed as they are.
+    The streams start one after the other within `ramp_s` seconds. A stream sends its next request
+    `pause_s` seconds after an answer. Only events between `begin` and `end` are counted. At `end`,
+    all connections are closed, even in the middle of an answer. `begin` and `end` are times of the
+    monotonic clock, which all processes share.
     """
 
     port: int
@@ -56,17 +62,24 @@ class Load:
     end: float
     pause_s: float = 0.0
     is_patient: bool = False
-    """Ask again after a 503 that comes before `begin`. A server may be too busy for a ramp."""
+    """True to repeat a request that gets 503 before `begin`, instead of reporting an error.
+
+    A server may be too busy while the streams start.
+    """
 
 
 @dataclass
 class Seen:
-    """What the clients saw within the window. Times in seconds.
+    """Measurements of the clients between `Load.begin` and `Load.end`. Times are in seconds.
 
-    `first` is from sending a request to its first token; `gaps` is between two deliveries of one
-    stream, each of one token or several; `finished` counts whole answers; `live` counts streams
-    that had a token when the window began; `busy` is the part of a core that the busiest of the
-    load processes took.
+    Attributes:
+        tokens: number of received tokens.
+        finished: number of complete answers.
+        live: number of streams that were in the middle of an answer at `Load.begin`.
+        busy: CPU time of the busiest client process, as a fraction of one core.
+        first: times from sending a request to the first token of the answer.
+        gaps: times between two reads with tokens on one stream. A read may have several tokens.
+        errors: messages of failed streams, at any time.
     """
 
     tokens: int = 0
@@ -79,7 +92,7 @@ class Seen:
 
 
 def request(port: int, path: str, body: bytes, key: str = "unused") -> bytes:
-    """A POST of JSON as it goes over the line."""
+    """Return the bytes of an HTTP/1.1 POST request with a JSON body and an API key."""
     return (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -87,7 +100,7 @@ def request(port: int, path: str, body: bytes, key: str = "unused") -> bytes:
 
 
 class _Stream(asyncio.Protocol):
-    """One connection that asks again whenever it was answered."""
+    """Connection that sends the load's request again after each answer."""
 
     def __init__(self, load: Load, seen: Seen, numbers: Iterator[int]) -> None:
         self._load = load
@@ -140,7 +153,8 @@ class _Stream(asyncio.Protocol):
         if count := data.count(LETTER):
             self._tokens(count)
         if self._left is None:
-            # The last bytes of a chunk end in an empty line; so does the whole, after a zero.
+            # Keep the last seven bytes of a chunked answer, because the end marker may arrive in
+            # several reads.
             self._tail = (self._tail + data)[-7:] if len(data) < 7 else data[-7:]
             done = self._tail == _END_OF_CHUNKS
         else:
@@ -204,17 +218,20 @@ async def _run(load: Load) -> Seen:
 
 
 def run(load: Load) -> Seen:
-    """Runs the load in this process. Raises OSError when the server cannot be reached."""
+    """Run the load in this process until `load.end`, and return the measurements.
+
+    Raise OSError if a connection fails.
+    """
     return uvloop.run(_run(load))
 
 
 class Clients:
-    """Processes that run loads, pinned to `cores`."""
+    """Pool of client processes, which are pinned to `cores`."""
 
     def __init__(self, cores: Iterable[int]) -> None:
         cores = tuple(cores)
         self.count = len(cores)
-        # One more, for a load beside the load.
+        # Start one additional process, for another load at the same time (see `submit`).
         self._pool = ProcessPoolExecutor(
             self.count + 1, mp_context=get_context("spawn"), initializer=pin, initargs=(cores,)
         )
@@ -222,13 +239,17 @@ class Clients:
             started.result()
 
     def start(self, load: Load) -> list[Future[Seen]]:
-        """Divides the streams among the processes, at most one process per 32 of them."""
+        """Start a load, and return a future for each process with the measurements.
+
+        The streams are divided among the processes. A small load uses fewer processes: one for each
+        32 streams.
+        """
         count = min(self.count, -(-load.streams // 32))
         shares = [load.streams // count + (n < load.streams % count) for n in range(count)]
         return [self._pool.submit(run, replace(load, streams=share)) for share in shares]
 
     def submit(self, work: Callable[[L], R], load: L) -> Future[R]:
-        """Runs `work` in one of the processes."""
+        """Call `work(load)` in one process of the pool. Return a future for the result."""
         return self._pool.submit(work, load)
 
     def close(self) -> None:
@@ -237,7 +258,10 @@ class Clients:
 
 
 def total(futures: list[Future[Seen]]) -> Seen:
-    """Waits for all shares and adds them up."""
+    """Wait for all processes of a load, and return the sum of their measurements.
+
+    `busy` is the maximum instead of the sum.
+    """
     whole = Seen()
     for future in futures:
         share = future.result()

@@ -1,4 +1,4 @@
-"""CPU time of a gateway's start with many adapters, for three states of Redis.
+"""Measure the CPU time of a gateway's start with many adapters, for three states of Redis.
 
     python -m bench.many_adapters [ADAPTERS]
 
@@ -9,10 +9,10 @@ dominates the cost.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -88,7 +88,13 @@ def _measure(name: str, root: Path, at_redis: redis.Redis, url: str, adapters: i
 
 
 def main() -> None:
-    adapters = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.many_adapters", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "adapters", nargs="?", type=int, default=10_000, help="number of adapters; default 10000"
+    )
+    adapters = parser.parse_args().adapters
     with tempfile.TemporaryDirectory(prefix="many-") as folder:
         root, socket = Path(folder) / "store", f"{folder}/redis.sock"
         _fill(root, adapters)

@@ -1,7 +1,8 @@
-"""An open loop: requests are sent at random moments, whatever becomes of those before.
+"""Load generator for an open loop: requests are sent at random times, without waiting for answers.
 
-A request takes an idle connection of its process, the one used last, or opens another: so do the
-pools of client libraries. What a process does for a request is as little as in `load`.
+A request uses the idle connection that was used last. If no connection is idle, it opens a new
+connection. The connection pools of client libraries do the same. As in `bench.load`, the client
+only counts tokens and reads the clock, so that it measures the server and not itself.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ import uvloop
 from bench.load import LETTER, Clients, request
 
 USEFUL_WITHIN_S = 1.0
-"""Tokens of a stream whose first token came later are of no use to its client."""
+"""Maximum seconds from sending a request to the first token for the answer to count as useful.
+
+Tokens of later answers are not counted as useful, because their clients would have given up.
+"""
 
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _END_OF_HEADERS = b"\r\n\r\n"
 _REFUSED = (429, 503)
 TAIL_S = 1.5
-"""Seconds behind the window, for what is sent at its end."""
+"""Seconds after the window in which requests from the end of the window may still be answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """One tenant's requests: `per_s` of them at random moments.
+    """Requests of one tenant: an average of `per_s` requests per second, at random times.
 
-    `before` says that they are sent before the window begins, and none in it.
+    `name` is also the tenant's API key. If `before` is True, the requests are sent only before the
+    window starts.
     """
 
     name: str
@@ -45,9 +50,12 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenLoad:
-    """Work of the client processes. Times are of the monotonic clock, which processes share.
+    """Load of one or more client processes.
 
-    Requests are sent from the call until `end`; those sent between `begin` and `end` are counted.
+    Requests are sent from the start of the load until `end`. The window is the time from `begin` to
+    `end`. Only requests that are sent in the window are counted, and all requests of tenants with
+    `before`. Answers may arrive until `tail_s` seconds after `end`. `begin` and `end` are times of
+    the monotonic clock, which all processes share.
     """
 
     port: int
@@ -60,10 +68,19 @@ class OpenLoad:
 
 @dataclass
 class Outcome:
-    """Outcome of one tenant's requests. Times in seconds.
+    """Measurements of one tenant's counted requests. Times are in seconds.
 
-    `tokens` are all that came in the window, `useful` those on streams that began in time. `first`
-    is from sending to the first token; `refused` from sending to a status of 429 or 503.
+    Attributes:
+        asked: number of requests.
+        finished: number of complete answers with status 200.
+        unfinished: number of requests without a complete answer: the connection failed, or the
+            answer had not ended `OpenLoad.tail_s` seconds after the window.
+        tokens: number of tokens that arrived in the window, including those of earlier requests.
+        useful: number of those tokens that belong to answers whose first token came within
+            `USEFUL_WITHIN_S`.
+        first: times from sending a request to the first token.
+        refused: times from sending a request to a status of 429 or 503.
+        errors: messages of the first failures.
     """
 
     asked: int = 0
@@ -87,7 +104,7 @@ class Outcome:
 
 
 Outcomes = dict[str, Outcome]
-"""Outcomes with their tenants' names."""
+"""Outcomes by tenant name."""
 
 
 class _Request:
@@ -102,7 +119,7 @@ class _Request:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of a process' pool: a request at a time."""
+    """Connection of the pool of one process. It has at most one request at a time."""
 
     def __init__(self, load: OpenLoad, pool: list[_Connection]) -> None:
         self._load = load
@@ -203,7 +220,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Client:
-    """One process' share of a load."""
+    """Client of one process, which sends the requests of a load with a pool of connections."""
 
     def __init__(self, load: OpenLoad) -> None:
         self._load = load
@@ -264,12 +281,18 @@ async def _run(load: OpenLoad) -> tuple[Outcomes, float]:
 
 
 def run(load: OpenLoad) -> tuple[Outcomes, float]:
-    """Runs a share of the load in this process; also the part of a core that this took."""
+    """Run a load in this process.
+
+    Return the outcomes by tenant, and the CPU time of this process as a fraction of one core.
+    """
     return uvloop.run(_run(load))
 
 
 def start(clients: Clients, load: OpenLoad) -> list[Future[tuple[Outcomes, float]]]:
-    """Divides the load among all client processes."""
+    """Divide a load evenly among all client processes, and start it.
+
+    Return a future for each process, with the result of `run`.
+    """
     count = clients.count
     share = replace(
         load,
@@ -279,7 +302,10 @@ def start(clients: Clients, load: OpenLoad) -> list[Future[tuple[Outcomes, float
 
 
 def total(futures: Iterable[Future[tuple[Outcomes, float]]]) -> tuple[Outcomes, float]:
-    """Waits for all shares and adds them up; with the part of a core that the busiest took."""
+    """Wait for all processes of a load. Return the sum of their outcomes by tenant.
+
+    Also return the CPU time of the busiest process, as a fraction of one core.
+    """
     whole: Outcomes = {}
     busiest = 0.0
     for future in futures:

@@ -1,11 +1,14 @@
-"""More requests than can be served: what is served, and when the rest is told.
+"""Benchmark of overload: the tokens that are served, and the time until other requests are refused.
 
-First the gateway's own core is short. A closed loop shows what that carries. Then three tenants ask
-at random moments for answers of 64 paced tokens, three and ten times as often as that, whatever
-becomes of earlier requests. Twice more at three times: with a fourth tenant whose answers are ten
-times slower, and with streams that began before. SMG is asked for the same, in windows by turns.
+In the first measurements, the gateway's CPU core is the bottleneck. A closed loop measures the
+capacity of the gateway. Then three tenants send requests in an open loop, for answers of 64 tokens
+at a fixed pace. In two windows, they send three times and ten times as many requests as the gateway
+can serve. Two more windows repeat the threefold load: one with a fourth tenant whose answers are
+ten times slower, and one with long streams that started before the window. SMG gets the same loads,
+alternating with the gateway.
 
-Then engines are: one tenant asks for three times what they carry, and two ask for little.
+In the last measurement, the engines are the bottleneck. One tenant requests three times the
+engines' capacity, and two other tenants request a tenth of the capacity each.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ _PROMPT_REFUSAL_S = 0.1
 
 
 def overload(bench: Bench) -> list[Row]:
-    """A row for each load, of the gateway's own core and then of the engines."""
+    """Return the rows of the result: for overload of the gateway's core, then of the engines."""
     config = {
         "GATEWAY_CONFIG": str(_config(bench.folder)),
         "GATEWAY_LOG_LEVEL": "warning",
@@ -53,8 +56,8 @@ def overload(bench: Bench) -> list[Row]:
 
 
 def _own_core(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
-    """Rows for the gateway and for SMG, of the same windows."""
-    # The engines have room for all that the core can carry.
+    """Return rows for the gateway and for SMG, with the same loads."""
+    # Give the engines so many slots that the gateway's core is the bottleneck.
     settings = config | {"GATEWAY_REPLICA_IN_FLIGHT": "100000"}
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(bench.gateway(triton, settings=settings))]
@@ -86,7 +89,7 @@ def _own_core(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
 
 
 def _engines(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
-    """Engines of few places: who asks for too much, and who does not."""
+    """Return rows for engines with few slots: for the tenant with too many requests, and others."""
     settings = config | {"GATEWAY_REPLICA_IN_FLIGHT": str(ENGINE_PLACES)}
     carried = ENGINE_PLACES / (TOKENS * BEAT_MS / 1000)
     body = chat(seed=BEAT_MS, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
@@ -112,12 +115,13 @@ def _engines(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
 
 
 def _closed(bench: Bench, server: Server) -> float:
-    """Return the tokens per second of the largest closed loop whose streams are all served.
+    """Return the capacity: the tokens per second of the largest closed loop without refusals.
 
-    Raises Unmeasured if streams of the smallest closed loop are refused.
+    Raise Unmeasured if requests of the smallest closed loop are refused.
     """
     body = chat(seed=BEAT_MS, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
-    # The first requests of a process take longer: without them, a large loop would be refused.
+    # Warm up with a small loop, because the first requests of a process take longer. Without the
+    # warm-up, requests of a large loop would be refused.
     window(bench, server, body, WARM_UP_STREAMS, seconds=_seconds(bench))
     for streams in CLOSED_STREAMS:
         try:
@@ -153,7 +157,11 @@ def _open(
     settle_s: float = _SETTLE_S,
     tail_s: float = open_loop.TAIL_S,
 ) -> tuple[Outcomes, Row]:
-    """Return what became of each tenant's requests in a window, and how busy the cores were."""
+    """Run an open loop. Return the outcomes by tenant, and the CPU use as columns of a row.
+
+    The window lasts `seconds` and starts `settle_s` + `_LEAD_S` seconds after the call. CPU use is
+    in percent of one core, for the server and for the busiest client process.
+    """
     seconds = seconds or _seconds(bench)
     begin = time.monotonic() + settle_s + _LEAD_S
     load = OpenLoad(
@@ -209,7 +217,10 @@ def _seconds(bench: Bench) -> float:
 
 
 def _config(folder: Path) -> Path:
-    """Write a configuration with all tenants; the name of each is its key, too."""
+    """Write a configuration with all tenants, and return its path.
+
+    A tenant's name is also its API key.
+    """
     names = (*TENANTS, SLOW, BEFORE, CLOSED, FLOOD, *OTHERS)
     tenants = [{"name": name, "keys": [key_hash(name)], "models": ["*"]} for name in names]
     path = folder / "overload.yaml"

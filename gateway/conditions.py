@@ -100,7 +100,7 @@ def _find_store_conditions(service: Service, connections: str) -> Iterator[_Cond
     yield _Condition("keys", WARNING, _single("" if keys is None else keys.problem))
     yield _Condition("keys_on_disk", ERROR, _single("" if keys is None else keys.disk_problem))
     yield _Condition("connections", WARNING, _single(connections))
-    yield _Condition("busy", WARNING, _single(service.starts.problem))
+    yield _Condition("busy", WARNING, _single(service.starts.problem), logs=True)
     current = service.configuration.current
     yield _Condition("keys_latch", ERROR, _single(service.configuration.problem()))
     yield _Condition("no_keys", WARNING, _single(describe_exposure(service.settings, current)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -54,6 +55,8 @@ from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
+
+log = logging.getLogger(__name__)
 
 # Maximum wait at shutdown for the accounting of cancelled requests.
 _CLOSE_TIMEOUT_S = 2.0
@@ -136,7 +139,7 @@ async def run_service(
     unknown_models = UnknownModels(troubles)
     access = Access(settings, unknown_models)
     configuration.subscribe(access.update)
-    warn_if_open(settings, configuration.current)
+    _log_warnings(settings, configuration)
     make_tracer = load_tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:
@@ -385,6 +388,12 @@ def _make_call_limit(
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )
+
+
+def _log_warnings(settings: Settings, configuration: ConfigurationFile) -> None:
+    warn_if_open(settings, configuration.current)
+    if settings.wait_warning:
+        log.warning("%s", settings.wait_warning)
 
 
 def _make_byte_budget(

@@ -1,9 +1,12 @@
 """Estimate of the CPU time that xgrammar takes to compile a regular expression or grammar.
 
-xgrammar matches the vocabulary's tokens at each position of the guide's automaton. The time at a
-position depends on two numbers. The first is the number of tokens that begin with a character that
-the position allows. The second is the number of positions that the automaton can be in after each
-character of a token. Optional parts, as in ``[a-z]?[a-z]?``, increase the second number.
+A position is one occurrence of a character or character class in the expression or grammar. At each
+position, xgrammar matches the tokens of the model's vocabulary. The time at a position depends on
+two numbers:
+
+- the number of tokens whose first character is allowed at the position,
+- the number of positions that are possible after each further character of a token. Optional
+  characters, as in ``[a-z]?[a-z]?``, increase this number.
 
 See decision 018 in docs/decisions.
 """
@@ -19,7 +22,7 @@ from guides.releases import MAX_COST_US, Costs
 Parts = Iterable[tuple[str, str]]
 
 _OTHER = 1 << 128
-"""Bit for all characters outside ASCII. Bits 0 to 127 are for the ASCII characters."""
+"""Bit for all non-ASCII characters. Bits 0 to 127 of a character set are for ASCII characters."""
 _EVERY = (1 << 129) - 1
 
 
@@ -44,10 +47,11 @@ _KINDS = (
     (_EVERY & ~(_LOWER | _UPPER | _DIGITS | _SPACE | _OTHER), 60.0),
     (_OTHER, 100.0),
 )
-"""Classes of characters, as bits.
+"""Pairs of a character class (as bits) and a cost in microseconds.
 
-Each has the microseconds for matching all tokens that begin with such a character.
+The cost is that of matching all tokens whose first character is in the class.
 """
+# Minimum fraction of a class's cost for a position that allows only a few characters of the class.
 _MIN_SHARE = 0.1
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _SHORTHANDS |= {name.upper(): _EVERY & ~bits for name, bits in list(_SHORTHANDS.items())}
@@ -56,7 +60,8 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
 )
 
-# Number of characters of a token that the estimate simulates.
+# Number of characters of a token that the estimate simulates. `_STEPS_UNMERGED` applies to releases
+# that do not merge equal states (`Costs.merges`), and `_LOOP_STEPS` to the search for repetitions.
 _STEPS = 4
 _STEPS_UNMERGED = 8
 _LOOP_STEPS = 8
@@ -66,14 +71,18 @@ _MAX_MOVES = 400_000
 
 
 class TooLargeError(ValueError):
-    """The automaton is much too large to be compiled."""
+    """The automaton is much too large for xgrammar to compile within `MAX_COST_US`."""
 
 
 def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
-    """Return the estimated microseconds to compile an expression, or an EBNF grammar.
+    """Return the estimated CPU time in microseconds to compile a regular expression or grammar.
 
-    `parts` are the pairs (kind, text) from `expressions.parts_of` or `ebnf.parts_of`. Return
-    infinity if the automaton is too large.
+    Return infinity if the automaton is too large.
+
+    Args:
+        parts: pairs (kind, text) from `expressions.parts_of` or `ebnf.parts_of`.
+        costs: costs of the xgrammar release.
+        is_ebnf: True for parts of an EBNF grammar, False for those of a regular expression.
     """
     try:
         return _Walk(_Automaton(parts, costs, is_ebnf=is_ebnf), costs).cost()
@@ -83,9 +92,9 @@ def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
 
 @dataclass(slots=True)
 class _Fragment:
-    """A part of the automaton, with its possible first and last positions.
+    """Part of the automaton for a subexpression, with its possible first and last positions.
 
-    `is_nullable` is True if the part can match the empty text.
+    `is_nullable` is True if the subexpression can match the empty text.
     """
 
     first: list[int] = field(default_factory=list)
@@ -95,11 +104,12 @@ class _Fragment:
 
 @dataclass(slots=True)
 class _Node:
-    """A parsed part of a guide, with its repetition.
+    """Parsed element of an expression or grammar, with its repetition.
 
-    The part is a set of characters (`bits`), the name of a rule, or a list of alternative
-    sequences. It is repeated `least` to `most` times; `most` is None for no limit. `is_counted` is
-    True if the repetition is written as ``{n,m}``.
+    The element is a set of characters (`bits`), a reference to a rule (`name`), or a group with
+    alternative sequences of elements (`alternatives`). The element is repeated `least` to `most`
+    times; `most` is None for no upper limit. `is_counted` is True if the repetition is written with
+    braces, as in ``{n,m}``.
     """
 
     bits: int = 0
@@ -115,13 +125,21 @@ class _Node:
 
 
 class _Automaton:
-    """Automaton whose states are positions in the guide.
+    """Automaton of an expression or grammar. Its states are called positions.
 
-    A position is an occurrence of a character set or of a rule reference. Positions are numbered
-    from 0. `characters` has the bits that each position allows, 0 for a rule reference. `names` has
-    the names of the referenced rules. `follow` has the positions that can come next. `loops` are
-    the last positions of repetitions such as ``.{3,}``. `repeats` has the positions of repetitions
-    such as ``.{1,3}``, each with the number of its repetition.
+    A position is one occurrence of a character set or of a rule reference. Positions are numbered
+    from 0. `characters`, `names` and `follow` have one entry for each position.
+
+    Attributes:
+        characters: bits of the characters that the position allows; 0 for a rule reference.
+        names: name of the referenced rule; "" for a character set.
+        follow: list of the positions that can come next.
+        fragments: first and last positions of each rule, by rule name.
+        ends: all positions at which a rule can end.
+        loops: last positions of repetitions that are written with braces and have no upper limit,
+            such as ``.{3,}``.
+        repeats: positions of limited repetitions such as ``.{1,3}``, each with an id of the
+            repetition.
     """
 
     def __init__(self, parts: Parts, costs: Costs, *, is_ebnf: bool) -> None:
@@ -136,7 +154,8 @@ class _Automaton:
         self._max_repeats = costs.max_repeats
         trees = _parse(parts, is_ebnf=is_ebnf)
         self._nullable = _nullable_rules(trees)
-        # The name "" is that of an expression, and of nodes that are no references.
+        # Exclude the name "", which a regular expression has instead of a rule name. Nodes without
+        # a reference also have the name "", and would look like references to the expression.
         self._inlined = {name: tree for name, tree in trees.items() if name and _is_inlined(tree)}
         for name, alternatives in trees.items():
             found = self._union(alternatives)
@@ -155,15 +174,19 @@ class _Automaton:
     def _sequence(self, nodes: list[_Node]) -> _Fragment:
         found = _Fragment()
         for number, node in enumerate(nodes):
-            if node.name in self._inlined and (number == 0 or node.is_repeated):
-                node = replace(node, name="", alternatives=self._inlined[node.name])
-            each = self._repeated(node)
+            each = self._repeated(self._inline(node) if number == 0 or node.is_repeated else node)
             self._connect(found.last, each.first)
             if found.is_nullable:
                 found.first = found.first + each.first
             found.last = each.last + found.last if each.is_nullable else each.last
             found.is_nullable &= each.is_nullable
         return found
+
+    def _inline(self, node: _Node) -> _Node:
+        """Return the node with the body of its rule in place of the reference, if copied."""
+        if node.name not in self._inlined:
+            return node
+        return replace(node, name="", alternatives=self._inlined[node.name])
 
     def _repeated(self, node: _Node) -> _Fragment:
         if node.most == 0:
@@ -216,11 +239,12 @@ class _Automaton:
 
 
 class _Walk:
-    """Simulation of matching tokens from each position of an automaton.
+    """Simulation of how xgrammar matches tokens from each position of an automaton.
 
-    A state of the simulation, called an item, is a position and a number for the stack of entered
-    rules. The number is an index into `_entered`. The entry has the position of the innermost rule
-    reference, and the number for the rules around it. 0 is the empty stack.
+    A state of the simulation is called an item. An item is a pair of a position and a stack of
+    entered rules. A stack is stored as an index into `_entered`. The entry at this index is a pair:
+    the position of the innermost rule reference, and the index of the stack without this reference.
+    Index 0 is the empty stack.
     """
 
     def __init__(self, automaton: _Automaton, costs: Costs) -> None:
@@ -231,7 +255,10 @@ class _Walk:
         self._entered: list[tuple[int, int]] = [(0, 0)]
 
     def cost(self) -> float:
-        """Return the microseconds to compile the complete guide. Raise TooLargeError."""
+        """Return the estimated microseconds to compile the expression or grammar.
+
+        Raise TooLargeError if the estimate or the simulation exceeds a limit.
+        """
         found = 0.0
         for position, bits in enumerate(self._automaton.characters):
             if bits:
@@ -248,8 +275,8 @@ class _Walk:
             shared = bits & kind
             if shared:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
-                # Count a position once for each rule that contains it, as xgrammar tries it: about
-                # 1.8 times on average. The first position is tried once.
+                # xgrammar tries a position once for each rule that contains the position, which is
+                # 1.8 times on average. Only the first position is tried once.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
                 moves = moves * (1 + self._costs.loop * loops) + self._costs.repeat * repeats
                 if bits.bit_count() > 1:
@@ -258,7 +285,11 @@ class _Walk:
         return found * self._costs.classes
 
     def _moves_from(self, position: int, character: int) -> float:
-        """Return the average number of positions xgrammar tries per character of a token."""
+        """Return the number of positions that xgrammar tries per character of a token.
+
+        The token starts at `position` with `character`. For releases that do not merge equal
+        states, more characters are simulated, and the result is higher than the average.
+        """
         merges = self._costs.merges
         steps = _STEPS if merges else _STEPS_UNMERGED
         items = [(position, 0)]
@@ -277,9 +308,10 @@ class _Walk:
         return moves / _STEPS
 
     def _find_repetitions(self, position: int, bits: int) -> tuple[int, int]:
-        """Return how many `loops` and `repeats` a token of these characters can be in, minus one.
+        """Return the numbers of `loops` and of `repeats` that a token can reach after the first.
 
-        xgrammar follows each way to divide the token among the repetitions separately.
+        The token starts at `position` and consists of the characters in `bits`. The numbers matter
+        because xgrammar tries each way to divide the token among the repetitions.
         """
         automaton, costs = self._automaton, self._costs
         loops, repeats = automaton.loops, automaton.repeats
@@ -323,9 +355,9 @@ class _Walk:
 
 
 def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
-    """Return the alternatives of each rule, by name.
+    """Return the alternative sequences of each rule, by rule name.
 
-    An expression is a single rule with the name "".
+    A regular expression becomes a single rule with the name "".
     """
     rules: dict[str, list[list[_Node]]] = {"": [[]]}
     groups = [rules[""]]
@@ -372,7 +404,10 @@ def _repeat(sequence: list[_Node], sign: str) -> None:
 
 
 def _class(text: str, *, is_ebnf: bool) -> int:
-    """Return the bits of a character class, an escape or a single character."""
+    """Return the characters that `text` matches, as bits.
+
+    `text` is a character class such as ``[a-z]``, an escape or a single character.
+    """
     if not text.startswith("["):
         if text == "." and not is_ebnf:
             return _EVERY & ~_bits("\n")
@@ -396,9 +431,9 @@ def _class(text: str, *, is_ebnf: bool) -> int:
 
 
 def _characters(text: str) -> Iterator[tuple[int, bool]]:
-    """Yield (bits, is_hyphen) of each character in a text.
+    """Yield a pair (bits, is_hyphen) for each character or escape in a text.
 
-    `is_hyphen` is True for a hyphen that is not escaped.
+    `is_hyphen` is True for a hyphen that is not escaped, which may denote a range in a class.
     """
     for x, u, long, escaped, plain in _CHARACTER.findall(text):
         if code := x or u or long:
@@ -427,10 +462,11 @@ def _nullable_rules(rules: dict[str, list[list[_Node]]]) -> set[str]:
 
 
 def _is_inlined(alternatives: list[list[_Node]]) -> bool:
-    """Return True for a rule that xgrammar copies to each reference at the beginning of a sequence.
+    """Return True if xgrammar replaces references to this rule by a copy of the rule.
 
-    These are the rules of characters, classes and classes with ``*``, without further references. A
-    repetition of a reference becomes a rule of its own, which begins with the reference.
+    xgrammar does so if all elements of the rule are characters, classes or classes with ``*``. It
+    replaces only references at the beginning of a sequence, and repeated references. A repeated
+    reference becomes a rule that begins with the reference.
     """
     return all(
         sequence

@@ -162,7 +162,10 @@ def _append(elements: list[_Element], element: _Element) -> None:
 
 def _check_open(text: str) -> None:
     if text == "(?" or ("<" in text and not text.endswith(">")):
-        raise ValueError("(?: flags, look-ahead and look-behind are not supported")
+        raise ValueError(
+            "a group that begins with (? may only be (?:...), (?P<name>...) or (?<name>...): "
+            "flags, look-ahead and look-behind are not supported"
+        )
 
 
 def _repeated(element: _Element, sign: str) -> _Element:

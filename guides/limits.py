@@ -28,9 +28,10 @@ _ADVICE = {
     schema_costs.REFERENCES: "use fewer of them",
     schema_costs.OPTIONAL: "require more properties, or divide them among several objects",
     schema_costs.OPEN: "set additionalProperties to false",
-    schema_costs.RANGES: "use bounds with fewer digits, or none",
+    schema_costs.RANGES: "use bounds with fewer digits, or equal bounds, or none",
     schema_costs.COUNTS: "use smaller values of minItems and maxItems, or none",
-    schema_costs.LENGTHS: "use smaller values of minLength and maxLength, or none",
+    schema_costs.LENGTHS: "use smaller or equal values of minLength and maxLength, or none",
+    schema_costs.FORMATS: "use fewer formats",
     schema_costs.PATTERNS: "use fewer repetitions and optional parts in patterns",
 }
 
@@ -58,7 +59,7 @@ def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> Non
     elif kind == "ebnf_grammar" and backend == "xgrammar":
         weight = _weight_of_parts(parts_of(text))
     if weight > MAX_WEIGHT:
-        raise _too_large()
+        raise _too_large(str(weight))
     if backend == "xgrammar":
         _check_cost(kind, text, costs)
 
@@ -80,7 +81,8 @@ def _check_cost(kind: Kind, text: str, costs: Costs) -> None:
 
 
 def _too_slow(cost: float, of_it: str, advice: str) -> ValueError:
-    seconds = f"about {cost / 1e6:.2f} s" if cost < 1e7 else "more than 10 s"
+    # Three digits, so that an estimate just above the limit does not look equal to it.
+    seconds = f"about {cost / 1e6:#.3g} s" if cost < 1e7 else "more than 10 s"
     return ValueError(
         f"it would take xgrammar {seconds} to compile{of_it}; allowed: {MAX_COST_US / 1e6:.2f} s; "
         f"{advice}"
@@ -144,7 +146,7 @@ def _weight_of_parts(parts: Iterator[Part]) -> int:
         elif kind == "times":
             counts = re.findall(r"\d+", text)
             if max(map(len, counts)) > len(str(MAX_WEIGHT)):
-                raise _too_large()
+                raise _too_large("far more")
             times = max(1, *map(int, counts))
             groups[-1] += last * (times - 1)
             last *= times
@@ -154,9 +156,13 @@ def _weight_of_parts(parts: Iterator[Part]) -> int:
             last = 1 + len(text) // 8
             groups[-1] += last
         if groups[-1] > MAX_WEIGHT:
-            raise _too_large()
+            raise _too_large(f"at least {groups[-1]}")
     return sum(groups)
 
 
-def _too_large() -> ValueError:
-    return ValueError("it is too large, with its counted repetitions written out")
+def _too_large(found: str) -> ValueError:
+    return ValueError(
+        f"its size is {found}; allowed: {MAX_WEIGHT}; divide it, or use smaller counts and fewer "
+        "optional properties: the size includes each copy of a counted part, and pairs of optional "
+        "properties"
+    )

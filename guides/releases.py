@@ -1,8 +1,8 @@
-"""Costs of compiling a guide, by release of xgrammar.
+"""Estimated costs of compiling a guide (JSON schema, regex or grammar), by release of xgrammar.
 
-The costs are microseconds of CPU time for a vocabulary of 32,000 tokens. A vocabulary of 128,000
-takes up to 4.5 times as much. tests/guides/test_costs.py compares the costs with the released
-wheels.
+The costs are microseconds of CPU time for a vocabulary of 32,000 tokens. With 128,000 tokens,
+compiling takes up to 4.5 times as long. tests/guides/test_costs.py compares the costs with
+measurements of the released wheels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import inf
 from guides.schema.lengths import Form
 
 MAX_COST_US = 250_000
-"""Limit of a guide's estimated CPU time.
+"""Maximum estimated CPU time of a guide in microseconds.
 
 Machines differ, so an accepted guide may take twice as long.
 """
@@ -21,31 +21,36 @@ Machines differ, so an accepted guide may take twice as long.
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of one compiler, in microseconds unless stated otherwise.
+    """Costs of one xgrammar release, in microseconds unless stated otherwise.
 
-    `character` is the cost of a character of a name, value or string, `schema` that of a schema
-    without its subschemas, and `optional` that of each pair of optional properties in one object.
-    `reference` is the cost of each pair of references to one definition. `open_character` is the
-    cost of a character in the property names of an object that allows other properties; a common
-    prefix of names counts once.
-
-    `length` is the cost of each character of a string's minLength or maxLength if these are sent as
-    keywords. `max_length` limits this cost. `length_form` is the form in which the gateway sends a
-    maximum length. `item` and `max_items` are the same for the number of items of an array.
-    `digits` is a factor of the cost of number ranges.
-
-    `loop` is a factor for positions from which a token can reach several loops such as ``.{3,}``.
-    Each loop after the first adds `loop` times the normal cost of the position. `repeat` is the
-    number of tries of a position that each further repetition of a class adds, such as
-    ``[a-z]{1,3}`` or ``[a-z]?``.
-
-    `classes` is a factor of the cost of character classes. A repeated class is compiled at most
-    `max_repeats` times. `merges` is False for a compiler that does not merge equal states, so that
-    it follows each way to match a text separately.
+    Attributes:
+        character: cost of each character of a property name, value or string.
+        schema: cost of each schema, without its subschemas.
+        optional: cost of each pair of optional properties in one object.
+        reference: cost of each pair of references to one definition.
+        open_character: cost of each character in the property names of an object that allows
+            additional properties. A common prefix of several names counts once.
+        length: cost of each character of a string's limited length, if the gateway sends the limit
+            as the JSON schema keywords minLength and maxLength.
+        max_length: upper bound of the cost of one such string.
+        length_form: JSON schema keywords or kind of pattern with which the gateway sends a maximum
+            length to the engine.
+        item: cost of each item in an array's minItems or maxItems, whichever is larger.
+        max_items: upper bound of the cost of one array's minItems and maxItems.
+        digits: factor of the cost of number ranges.
+        loop: factor for positions from which a token can reach several repetitions such as
+            ``.{3,}``. Each repetition after the first adds `loop` times the position's cost.
+        repeat: number of tries that are added to a position for each limited repetition that a
+            token can reach after the first, such as ``[a-z]{1,3}`` or ``[a-z]?``.
+        classes: factor of the cost of matching tokens at a position of an automaton.
+        max_repeats: maximum number of copies of a repeated character class in the automaton.
+        merges: False if the release does not merge equal states. Each way to match a text is then
+            followed separately, which takes longer.
     """
 
     character: float = 6
-    # Choose a value below the real cost, to accept 150 tools with a response format (0.47 s).
+    # This is less than the real cost, so that 150 tools with a response format are accepted. They
+    # take 0.47 s.
     schema: float = 100
     optional: float = 5
     reference: float = 9
@@ -56,6 +61,8 @@ class Costs:
     item: float = 170
     max_items: float = 22_000
     digits: float = 1
+    formats: float = 1
+    format: float = 1_000
     loop: float = 4
     repeat: float = 6
     classes: float = 1
@@ -64,9 +71,9 @@ class Costs:
 
 
 NEWEST = Costs()
-"""Costs of the slowest of the releases 0.1.25 to 0.1.33.
+"""Costs of the slowest release from 0.1.25 to 0.1.33.
 
-Release 0.2 takes longer only for strings of limited length.
+Release 0.2 takes longer only for strings with a limited length.
 """
 _UNROLLED = replace(
     NEWEST,
@@ -84,10 +91,19 @@ _BY_RELEASE = (
     # Releases before 0.1.20 match the complete vocabulary for each character of a text.
     (
         (0, 1, 20),
-        replace(_UNROLLED, character=650, schema=12_000, digits=22, classes=2, merges=False),
+        replace(
+            _UNROLLED,
+            character=650,
+            schema=12_000,
+            digits=22,
+            formats=12,
+            format=60_000,
+            classes=2,
+            merges=False,
+        ),
     ),
     ((0, 1, 25), _UNROLLED),
-    # In 0.1.25 and 0.1.26, a limited length or a repeated class is a single state.
+    # Releases 0.1.25 and 0.1.26 compile a limited length or a repeated class to a single state.
     (
         (0, 1, 27),
         replace(
@@ -102,14 +118,13 @@ _BY_RELEASE = (
     ),
     ((0, 2, 0), NEWEST),
 )
-_SINCE_0_2 = replace(NEWEST, length_form="class", repeat=0)
+_SINCE_0_2 = replace(NEWEST, length_form="class")
 
 
 def find_costs(release: str) -> Costs:
-    """Return the costs of a release such as ``0.1.25``.
+    """Return the costs of an xgrammar release such as ``0.1.25``.
 
-    For an empty text, return the costs of 0.1.25 to 0.1.33. Raise ValueError for a text that is not
-    a release.
+    If `release` is empty, return `NEWEST`. Raise ValueError if `release` is not a release number.
     """
     if not release:
         return NEWEST

@@ -28,7 +28,7 @@ from guides.kinds import Backend, Kind, Verdict
 from guides.limits import check, check_length
 from guides.reasons import NOTHING_FITS, reason
 from guides.releases import find_costs
-from guides.schema.enforcement import Enforcement
+from guides.schema.enforcement import Bound, Enforcement
 from guides.schema.keywords import pointer, step, subschemas
 from guides.schema.lengths import write_lengths
 from guides.schema.reading import Reader
@@ -43,7 +43,9 @@ A typical schema takes 3 ms. The largest schema that `limits` accepts takes a fe
 _MEMORY = 1 << 30  # limit of the address space in bytes; without a guide, the process takes 100 MiB
 # Limit of the number of subschemas that are compiled separately to find the wrong one.
 _MAX_PARTS = 100
-_MAX_BOUND_COSTS_US = (50_000, 10_000, 2_000, 500)
+# Maximum number of estimates to find the fewest bounds that must be left out. With more than 128
+# bounds, up to a hundredth more than necessary are left out.
+_MAX_ESTIMATES = 7
 
 
 WhyNot = Callable[[str], str | None]
@@ -92,21 +94,17 @@ class Checker:
         return Verdict(self._refusal(kind, text, backend), text)
 
     def _of_schema(self, schema: Any, backend: Backend, best_effort: Sequence[str]) -> Verdict:
-        enforcement = Enforcement(best_effort)
+        enforcement = Enforcement(best_effort, self._costs)
         text = self._written(schema, backend, enforcement)
         refusal = self._refusal("json_schema", text, backend)
-        if refusal is not None and best_effort and backend == "xgrammar":
-            # Leave out best-effort bounds that take long to compile, the most costly first.
-            for max_cost in _MAX_BOUND_COSTS_US:
-                lighter = Enforcement(best_effort, self._costs, max_cost)
-                written = self._written(schema, backend, lighter)
-                if (refusal := self._refusal("json_schema", written, backend)) is None:
-                    text, enforcement = written, lighter
-                    break
+        if refusal is not None and enforcement.bounds and backend == "xgrammar":
+            enforcement = self._lighten(schema, best_effort, sorted(enforcement.bounds)[::-1])
+            text = self._written(schema, backend, enforcement)
+            refusal = self._refusal("json_schema", text, backend)
         if refusal is not None and best_effort:
             # Compile each regular expression separately if the schema still does not compile, and
             # leave out those that fail.
-            enforcement = Enforcement(best_effort, self._costs, _MAX_BOUND_COSTS_US[-1])
+            enforcement = Enforcement(best_effort, self._costs, enforcement.bounds)
             why_not = partial(self._refusal, "regex", backend=backend)
             text = self._written(schema, backend, enforcement, why_not)
             refusal = self._refusal("json_schema", text, backend)
@@ -116,6 +114,28 @@ class Checker:
         elif backend == "xgrammar" and "maxLength" in text:
             text = _dumped(write_lengths(json.loads(text), self._costs.length_form))
         return Verdict(refusal, text, enforcement.left_out, enforcement.left_out_more)
+
+    def _lighten(
+        self, schema: Any, best_effort: Sequence[str], heaviest: list[Bound]
+    ) -> Enforcement:
+        """Return the policy that leaves out the fewest of the bounds so that the rest fits.
+
+        `heaviest` has all bounds that may be left out, the most costly first.
+        """
+        fewest, most = 1, len(heaviest)
+        for _ in range(_MAX_ESTIMATES):
+            if fewest == most:
+                break
+            count = (fewest + most) // 2
+            found = Enforcement(best_effort, self._costs, frozenset(heaviest[:count]))
+            try:
+                text = self._written(schema, "xgrammar", found)
+                check("json_schema", text, "xgrammar", self._costs)
+            except ValueError:
+                fewest = count + 1
+            else:
+                most = count
+        return Enforcement(best_effort, self._costs, frozenset(heaviest[:most]))
 
     def _written(
         self, schema: Any, backend: Backend, enforcement: Enforcement, why_not: WhyNot = _compiles

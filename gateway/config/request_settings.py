@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, Field, model_validator
 
-from gateway.config.setting_types import Seconds
+from gateway.config.setting_types import Seconds, XgrammarRelease
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.parsers.tools.forms import Form
 
@@ -117,12 +117,12 @@ class RequestSettings(BaseModel):
         description="Whether parameters that have no effect here (Ollama's `num_ctx`, for "
         "example) get 400; otherwise the answer names them in `x-ignored-parameters`.",
     )
-    xgrammar_release: str = Field(
+    xgrammar_release: XgrammarRelease = Field(
         "",
-        pattern=r"^(\d+\.\d+\.\d+)?$",
-        description="The release of xgrammar in the engines, such as 0.1.25. Schemas and grammars "
-        "that the release compiles too slowly get 400. Empty: any from 0.1.25 to 0.1.33 "
-        "(docs/structured-output.md).",
+        description="The release of xgrammar in the engines, X.Y.Z, such as 0.1.32. Schemas and "
+        "grammars that the release compiles too slowly get 400. Empty: any from 0.1.25 to 0.1.33 "
+        '(docs/structured-output.md). To see the release, run `python3 -c "from '
+        "importlib.metadata import version; print(version('xgrammar'))\"` in Triton's container.",
     )
     unknown_parameters: Literal["tell", "refuse"] = Field(
         "tell",

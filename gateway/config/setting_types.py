@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -11,6 +12,8 @@ MIN_ADMIN_KEY_CHARS = 32
 
 A key from `gateway key new --admin` has 46 characters, with 256 random bits.
 """
+
+_RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 
 
 def _check_admin_key(key: SecretStr) -> SecretStr:
@@ -40,6 +43,17 @@ def _refuse_service_link(value: Any) -> Any:
     return value
 
 
+def _check_xgrammar_release(release: str) -> str:
+    if release and _RELEASE.fullmatch(release) is None:
+        raise ValueError(
+            f"found {release[:80]!r}; it must be the release of xgrammar in the engines as X.Y.Z, "
+            "such as 0.1.32: schemas and grammars that this release compiles too slowly are "
+            "refused; leave it empty for engines with 0.1.25 to 0.1.33"
+        )
+    return release
+
+
 AdminKey = Annotated[SecretStr, AfterValidator(_check_admin_key)]
 Port = Annotated[int, BeforeValidator(_refuse_service_link), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+XgrammarRelease = Annotated[str, AfterValidator(_check_xgrammar_release)]

@@ -42,10 +42,10 @@ class TritonSettings(BaseModel):
     )
     max_expected_wait: Seconds = Field(
         10.0,
-        description="Maximum expected wait of a queued request in seconds. A request whose wait "
-        "is expected to be longer gets 503 at once. A queued request whose wait turns "
-        "out longer may wait until GATEWAY_QUEUE_TIMEOUT. Tenants with "
-        "`first_token_within` have that limit instead, and background responses "
+        description="Maximum expected wait of a queued request in seconds, at most "
+        "GATEWAY_QUEUE_TIMEOUT. A request whose wait is expected to be longer gets 503 at once. "
+        "A queued request whose wait turns out longer may wait until GATEWAY_QUEUE_TIMEOUT. "
+        "Tenants with `first_token_within` have that limit instead, and background responses "
         "GATEWAY_QUEUE_TIMEOUT.",
     )
     refuse_early: bool = Field(
@@ -115,6 +115,19 @@ class TritonSettings(BaseModel):
     @property
     def triton_endpoints(self) -> list[str]:
         return [endpoint.strip() for endpoint in self.triton_grpc.split(",")]
+
+    @property
+    def wait_warning(self) -> str:
+        """Warning text if GATEWAY_MAX_EXPECTED_WAIT is set but has no effect, else ""."""
+        # The default may be above a short GATEWAY_QUEUE_TIMEOUT, which needs no warning.
+        is_set = "max_expected_wait" in self.model_fields_set
+        if not is_set or self.max_expected_wait <= self.queue_timeout:
+            return ""
+        return (
+            f"GATEWAY_MAX_EXPECTED_WAIT, {self.max_expected_wait:g} s, has no effect above "
+            f"GATEWAY_QUEUE_TIMEOUT, {self.queue_timeout:g} s; lower the former, or raise the "
+            "latter"
+        )
 
     @field_validator("triton_grpc")
     @classmethod

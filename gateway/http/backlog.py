@@ -1,4 +1,6 @@
-"""Acceptance of several connections in one iteration ("turn") of a busy event loop.
+"""Acceptor that takes several waiting connections per event-loop iteration while the loop is busy.
+
+In this module, a "turn" is one iteration of the event loop.
 
 See decision 057 in docs/decisions.
 """
@@ -11,20 +13,19 @@ import ssl
 import time
 from collections.abc import Callable
 
-# For each such number of seconds that the last turn took, one connection is accepted. Accepting and
-# refusing a connection costs 0.2 ms of CPU, so a flood of connections takes less than half of the
-# loop's time.
+# Accept one connection for each 0.5 ms that the last turn took. Accepting and refusing a connection
+# costs 0.2 ms of CPU, so a flood of connections uses less than half of the loop's time.
 _TURN_S_PER_CONNECTION = 0.0005
 _MAX_PER_TURN = 64
 
 
 class Backlog:
-    """Connections in the kernel's queue of one listening socket.
+    """Acceptor of connections that wait in the kernel's accept queue of one listening socket.
 
-    uvloop's servers accept one connection in each turn of the event loop, which leaves connections
-    for idle workers. The turns of a busy loop are long: connections would wait in the kernel's
-    queue for seconds, where they cannot be refused. While the loop is busy, this class therefore
-    accepts more connections, depending on the length of the turns.
+    uvloop's server accepts only one connection per turn, which leaves connections for idle workers.
+    If the loop is busy, its turns are long, and connections would wait for seconds in the kernel's
+    queue. The gateway cannot refuse a connection before accepting it. While the loop is busy, this
+    class therefore accepts additional connections. Their number grows with the length of the turns.
     """
 
     def __init__(
@@ -34,13 +35,14 @@ class Backlog:
         tls: Callable[[], ssl.SSLContext | None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Accept connections beside the server of a listening socket.
+        """Prepare to accept connections of a socket on which a uvloop server also listens.
 
         Args:
-            listener: the socket. A duplicate is used, so the server may close it.
-            make_protocol: builds the protocol of a new connection.
-            tls: returns the TLS context for new connections; None without TLS.
-            clock: returns the time in seconds.
+            listener: the listening socket. This class uses a duplicate, so the server may close the
+                original.
+            make_protocol: builds the asyncio protocol for a new connection.
+            tls: returns the TLS context for new connections, or None if TLS is not configured.
+            clock: returns the current time in seconds.
         """
         self._listener = listener.dup()
         self._listener.setblocking(False)
@@ -52,7 +54,10 @@ class Backlog:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def note_connection(self) -> None:
-        """Record that the server has accepted a connection, so further ones may wait."""
+        """Start watching the length of turns. Call this for each connection the server accepts.
+
+        An accepted connection suggests that more connections wait in the kernel's queue.
+        """
         self._is_busy = True
         if not self._has_turn:
             self._has_turn = True
@@ -60,9 +65,9 @@ class Backlog:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def close(self) -> None:
-        """Accept no more connections.
+        """Stop accepting connections, by closing the duplicate of the listening socket.
 
-        This closes the duplicate of the socket: the kernel queues connections while any is open.
+        The kernel would continue to queue connections while any duplicate of the socket is open.
         """
         self._listener.close()
 
@@ -78,7 +83,7 @@ class Backlog:
         for _ in range(min(count, _MAX_PER_TURN)):
             try:
                 taken, _ = self._listener.accept()
-            except OSError:  # no connection waits, the socket is closed, or no descriptor is free
+            except OSError:  # queue empty, socket closed, or no file descriptor free
                 return
             self._is_busy = True
             task = loop.create_task(self._connect(loop, taken))

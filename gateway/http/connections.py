@@ -1,8 +1,8 @@
-"""Limit on the connections of a process, and the choice of the connection to close at the limit.
+"""Limit on the client connections of a process.
 
-A connection is either idle (just opened, or its last answer was sent) or has a request in progress.
-An idle connection can be closed in favour of a new one without losing a request. Every operation
-takes constant time, independent of the number of connections.
+At the limit, an idle connection is closed to accept a new one. A connection is idle if it was just
+opened or if its last answer was sent, so closing it loses no request. Every operation takes
+constant time, independent of the number of connections.
 
 See decision 086 in docs/decisions.
 """
@@ -19,16 +19,17 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 RESERVED_CONNECTIONS = 64
-"""Number of connections above the limit.
+"""Number of connections that may be open in addition to the limit.
 
-They allow health checks, requests for metrics, and admins, which are served even at the limit.
+They are reserved for health checks, requests for metrics, and requests of admins, which are served
+even at the limit.
 """
 
 _LOG_INTERVAL_S = 60.0
 
 
 class ClientConnection(Protocol):
-    """Interface of a connection that `Connections` uses."""
+    """Methods and properties of a connection that `Connections` uses."""
 
     @property
     def address(self) -> str | None:
@@ -36,48 +37,49 @@ class ClientConnection(Protocol):
 
     @property
     def is_slow(self) -> bool:
-        """True if the body of a request in progress arrives very slowly or not at all.
+        """True if the body of the request in progress arrives very slowly or not at all.
 
-        Also true if reading is paused because there is no memory for the body.
+        Also True while reading is paused because the buffer for the body is full.
         """
 
     def abort(self) -> None:
-        """Close the connection without waiting for unsent data."""
+        """Close the connection at once. Unsent data is lost."""
 
     def evict(self) -> None:
-        """Answer the request with 503 and close the connection."""
+        """Answer the request in progress with 503, and close the connection."""
 
 
 class Connections:
     """The client connections of one process.
 
-    At most `limit` connections may have a request in progress, and one address may have
-    `of_address` connections (0 means any number). Above these limits, only health checks, metrics
-    and admins are served. To recognise these, the server must read the request, so
-    `RESERVED_CONNECTIONS` more connections may be open. If there are still more, the connection
+    At most `limit` connections may have a request in progress. One client address may have
+    `of_address` connections; 0 means no limit. Above these limits, only health checks, requests for
+    metrics, and requests of admins are served. The server must read a request to recognise these,
+    so `RESERVED_CONNECTIONS` additional connections may be open. Above that number, the connection
     that has been idle longest is closed.
     """
 
     ending = False
-    """True while the server shuts down: each connection closes after its next answer."""
+    """True while the server shuts down. Each connection then closes after its next answer."""
 
     def __init__(self, limit: int, of_address: int = 0) -> None:
         self._limit = limit
         self._of_address = of_address or math.inf
         self._addresses: Counter[str] = Counter()
-        # Idle connections, longest idle first. A connection that is in neither `_waiting` nor
-        # `_under_way` was aborted.
+        # Idle connections, longest idle first. `_under_way` has the connections with a request in
+        # progress. An aborted connection is removed from both collections.
         self._waiting: OrderedDict[ClientConnection, None] = OrderedDict()
         self._under_way: set[ClientConnection] = set()
-        # Connections that were slow once, oldest report first. Some may have become fast since.
+        # Connections that were reported as slow, oldest report first. Some may be fast again, so
+        # check `is_slow` before evicting one.
         self._slow: OrderedDict[ClientConnection, None] = OrderedDict()
         self._logged_at = self._full_at = -math.inf
         self._full = ""
 
     def add(self, connection: ClientConnection) -> bool:
-        """Add a new connection.
+        """Add a new connection, and close the longest idle one if too many are open.
 
-        Return False if the connection must be closed before its request is read.
+        Return False if the caller must refuse the new connection without reading its request.
         """
         self._waiting[connection] = None
         network = _client_network(connection.address)
@@ -97,15 +99,15 @@ class Connections:
         return True
 
     def remove(self, connection: ClientConnection) -> None:
-        """Remove a connection that was closed."""
+        """Remove a closed connection. Does nothing if the connection was removed before."""
         if connection in self._waiting or connection in self._under_way:
             self._forget(connection)
 
     def begin(self, connection: ClientConnection) -> bool:
-        """Record that a request's headers arrived.
+        """Record that the headers of a request arrived. Evict a slow connection at the limit.
 
-        Return False if the request may only be served if it is a health check, metrics or an
-        admin's.
+        Return False if the request is above a limit. Such a request may only be served if it is a
+        health check, a request for metrics, or a request of an admin.
         """
         self._waiting.pop(connection, None)
         self._under_way.add(connection)
@@ -125,36 +127,36 @@ class Connections:
         return network is None or self._addresses[network] <= self._of_address
 
     def renew(self, connection: ClientConnection) -> None:
-        """Record that a request was refused at once.
+        """Mark an idle connection as the most recently used. Call this after an instant refusal.
 
-        The connection is then the last of the idle ones to be closed.
+        Other idle connections are then closed before this connection.
         """
         if connection in self._waiting:
             self._waiting.move_to_end(connection)
 
     def mark_slow(self, connection: ClientConnection) -> None:
-        """Record that `connection.is_slow` is True. The connection may be evicted at the limit."""
+        """Record that `connection.is_slow` is True, so that it may be evicted at the limit."""
         self._slow.setdefault(connection)
 
     def end(self, connection: ClientConnection) -> None:
-        """Record that the request was answered and the connection is idle."""
+        """Record that the request was answered, so the connection is idle."""
         if connection in self._under_way:
             self._under_way.remove(connection)
             self._waiting[connection] = None
 
     def refuse(self, connection: ClientConnection) -> None:
-        """Record that the client was sent an error, and the connection will close.
+        """Record that an error was sent to the client, and that the connection will close.
 
-        The connection is then the first of the idle ones to be aborted.
+        At the limit, this connection is then aborted before other idle connections.
         """
         self.end(connection)
         if connection in self._waiting:
             self._waiting.move_to_end(connection, last=False)
 
     def _evict_slow(self, newcomer: ClientConnection) -> bool:
-        """Evict the connection that has been slow longest, except `newcomer`.
+        """Evict the connection that was reported as slow first, but never `newcomer`.
 
-        Return False if there is no slow connection.
+        Return False if there is no slow connection to evict.
         """
         while self._slow:
             oldest, _ = self._slow.popitem(last=False)
@@ -177,7 +179,10 @@ class Connections:
 
     @property
     def problem(self) -> str:
-        """Message for operators while the limit is reached, and for a minute after; or empty."""
+        """Message for operators about a reached limit.
+
+        Empty if the limit was not reached within the last minute.
+        """
         return self._full if time.monotonic() - self._full_at < _LOG_INTERVAL_S else ""
 
     def _report(self, what: str) -> None:
@@ -189,9 +194,9 @@ class Connections:
 
 
 def _client_network(address: str | None) -> str | None:
-    """Return the network of an address, which counts as one client.
+    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address.
 
-    The network is a single IPv4 address, or the /64 of an IPv6 address. None stays None.
+    Return None if `address` is None.
     """
     if address is None or ":" not in address:
         return address

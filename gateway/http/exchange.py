@@ -1,8 +1,9 @@
-"""Exchange: a request and its answer, with an ASGI interface and a faster direct one.
+"""Exchange: an HTTP request and its answer, with an ASGI interface and a faster direct interface.
 
 An ASGI application reads the request with `receive`, and answers with `send`. An application may
-also take the exchange from its scope, under the key `EXCHANGE`, and write the answer with the
-exchange's own methods. These bypass all middleware, so a streamed token costs only one call.
+instead get the exchange from the scope's extensions, under the key `EXCHANGE`, and write the answer
+with methods of the exchange. These methods bypass all middleware, so a streamed token costs only
+one call.
 
 See decision 036 in docs/decisions.
 """
@@ -20,11 +21,12 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 EXCHANGE = "gateway.exchange"
-"""Key of the ASGI scope extension that holds the `Exchange`."""
+"""Key in the ASGI scope's `extensions` for the request's `Exchange`."""
 OVER_CONNECTION_LIMIT = "gateway.no_room"
-"""Key of the ASGI scope extension that marks a request above the connection limit.
+"""Key in the ASGI scope's `extensions` that marks a request above the connection limit.
 
-Such a request is served only if it is a health check, a request for metrics, or an admin's.
+Such a request is served only if it is a health check, a request for metrics, or a request of an
+admin.
 """
 
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -34,13 +36,17 @@ STATUS_LINES = {
 }
 
 MAX_UNREAD_BYTES = 64 * 1024
-"""Bytes of a body that may wait for the application. Above that, reading is paused."""
+"""Size in bytes of the request body's buffer above which reading from the client is paused.
 
-# Characters that would end a header, or that receivers interpret in different ways (RFC 9110, 5.5).
+The buffer holds body bytes that have arrived but that the application has not read.
+"""
+
+# Control characters that are refused in header values. Some would end the header, and receivers
+# interpret others in different ways (RFC 9110, 5.5).
 _UNSAFE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Headers that say where an answer ends. This module sets them; an application may only give a
-# length, and may ask to close the connection.
+# Headers that determine where an answer ends. This module sets these headers. An application may
+# only set the content-length, and `connection: close`.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 _CLOSE = b"connection: close\r\n\r\n"
@@ -49,7 +55,7 @@ App = Callable[..., Awaitable[None]]
 
 
 class Carrier(Protocol):
-    """Interface of a connection that an exchange uses."""
+    """Methods and attributes of a connection that `Exchange` uses."""
 
     transport: asyncio.Transport
     write_paused: bool
@@ -57,29 +63,29 @@ class Carrier(Protocol):
 
     @property
     def ending(self) -> bool:
-        """True while the server shuts down: each connection closes after its next answer."""
+        """True while the server shuts down. Each connection then closes after its next answer."""
 
     async def drain(self) -> None:
-        """Wait until the write buffer has space again, or the client has disconnected."""
+        """Wait until the write buffer has space again or the client has disconnected."""
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
     def on_answered(self) -> None:
-        """Handle the end of the answer."""
+        """Handle the end of a complete answer."""
 
     def on_failed(self, error: BaseException | None) -> None:
-        """Handle an application that has ended before its answer was complete.
+        """Handle the end of an application that has not sent a complete answer.
 
-        `error` is the exception that the application has raised; None if it has returned.
+        `error` is the exception that the application raised, or None if the application returned.
         """
 
 
 class Exchange:
-    """A request and its answer.
+    """An HTTP request and its answer.
 
-    `receive` and `send` are the callables of ASGI. After `send` has started the answer, `write`,
-    `write_chunk` and `end` may continue it.
+    `receive` and `send` are the callables that ASGI passes to an application. After `send` has
+    started the answer, the application may call `write`, `write_chunk` and `end` instead of `send`.
     """
 
     __slots__ = (
@@ -106,16 +112,16 @@ class Exchange:
     def __init__(
         self, carrier: Carrier, method: str, fields: Mapping[bytes, bytes], *, keep_alive: bool
     ) -> None:
-        # Do not store the scope: it refers to the exchange, and the cycle would hold all objects of
-        # the request in memory until the garbage collector runs.
+        # Do not store the scope here. The scope refers to the exchange, so the reference cycle
+        # would hold the request's objects in memory until the garbage collector runs.
         self._carrier = carrier
         self._write: Callable[[bytes], None] = carrier.transport.write
         self._body = bytearray()
         self._receiving = True
         self._end_delivered = False
         self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        # Event on which `receive` waits, None at all other times. Most requests need no event,
-        # because their body arrives together with the headers.
+        # Event that `receive` waits for; None while `receive` does not wait. Created on demand,
+        # because most requests need no event: their body arrives together with the headers.
         self._changed: asyncio.Event | None = None
         self.head_only = self._has_no_body = method == "HEAD"
         self._head = b""
@@ -124,27 +130,32 @@ class Exchange:
         """The request's headers by lower-case name, with the last value of a repeated header."""
         self.keep_alive = keep_alive
         self.status = 0
-        """HTTP status of the answer, 0 until the answer begins.
+        """HTTP status of the answer; 0 before the answer has started.
 
-        The status is set before anything is sent: headers are sent with the first body bytes.
+        The status is set before any bytes are sent, because the headers are sent together with the
+        first bytes of the body.
         """
         self.headers: list[tuple[bytes, bytes]] = []
-        """Headers to add to the answer, also if the server answers instead of the application."""
+        """Headers that are added to the answer.
+
+        They are also added if the server sends an error instead of the application's answer.
+        """
         self.complete = False
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
 
     @property
     def has_sent_bytes(self) -> bool:
-        """True if any part of the answer was sent."""
+        """True if at least the answer's headers were sent."""
         return self.status != 0 and not self._head
 
     async def run(self, app: App, scope: dict[str, Any]) -> None:
-        """Run the application for this request until it ends or fails."""
+        """Run the application for this request. Log errors, and report an incomplete answer."""
         try:
             await app(scope, self.receive, self.send)
-        except BaseException as error:  # catch all: otherwise the client would wait forever
-            # Do not log a cancellation: the server cancels requests after the shutdown grace.
+        except BaseException as error:  # catch every exception: else the client would wait forever
+            # Do not log a cancellation: it is expected, because the server cancels requests that
+            # still run after the shutdown grace period.
             if not isinstance(error, asyncio.CancelledError):
                 log.error("the application failed", exc_info=error)
             if not self.complete and not self.disconnected:
@@ -164,15 +175,15 @@ class Exchange:
     def feed_end(self) -> None:
         """Record that the request's body is complete."""
         self._receiving = False
-        # Resume reading, because a disconnect is noticed only while reading. No more bytes of the
-        # body can arrive.
+        # Resume reading, because a disconnect is noticed only while reading. The buffer cannot
+        # grow, because no more bytes of this body can arrive.
         self._carrier.resume_reading()
         self._notify_receiver()
 
     def disconnect(self) -> None:
-        """Record that the client has disconnected, or that its connection is no longer read.
+        """Record that the client has disconnected, or that the server gives up the connection.
 
-        Later writes are ignored.
+        Later writes are ignored. The first call runs `on_disconnect`.
         """
         if self.disconnected:
             return
@@ -198,9 +209,10 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     def take_complete_body(self, max_bytes: int) -> bytes | None:
-        """Return the body if it is complete and has at most `max_bytes` bytes, otherwise None.
+        """Return the request body if it is complete and not larger than `max_bytes`.
 
-        If the result is None, the body can still be read with `receive`.
+        Otherwise return None; the body can then still be read with `receive`. Also return None if
+        the body was read before or the client has disconnected.
         """
         if (
             self._receiving
@@ -216,7 +228,7 @@ class Exchange:
     async def send(self, message: Any) -> None:
         """Send an ASGI message. Raise RuntimeError if the message is invalid.
 
-        For a message with a part of the body, wait first until the write buffer has space.
+        Before sending body bytes, wait until the write buffer has space.
         """
         if message["type"] == "http.response.start":
             self._begin(message["status"], message.get("headers", ()))
@@ -235,12 +247,13 @@ class Exchange:
 
         Args:
             status: the HTTP status.
-            lines: the encoded headers, with `content-length` and without `connection`.
-            body: the body.
+            lines: the encoded header lines, with `content-length` and without `connection`. Each
+                line ends with CRLF.
+            body: the complete body.
         """
         carrier = self._carrier
-        # Close the connection if the client does not read its answers: otherwise it could send
-        # requests without end, and unsent answers would fill the memory.
+        # Close the connection if the client does not read its answers. Otherwise the client could
+        # send requests without end, and the unsent answers would fill the memory.
         self.keep_alive = self.keep_alive and not (carrier.ending or carrier.write_paused)
         last = b"\r\n" if self.keep_alive else _CLOSE
         self.status, self.complete = status, True
@@ -250,36 +263,39 @@ class Exchange:
         carrier.on_answered()
 
     def write(self, body: bytes) -> None:
-        """Send a part of the body, after the headers if these are unsent.
+        """Send bytes of the answer's body. Send the headers first if they were not sent yet.
 
-        Raise RuntimeError if the answer has not started, has ended, or exceeds its length.
+        Raise RuntimeError if the answer has not started, has ended, or exceeds its content-length.
         """
         if not self.disconnected:
             self._write_with_head(self._frame(body))
 
     def write_chunk(self, data: bytes) -> bool:
-        """Send a non-empty part of a body without content-length, after the headers were sent.
+        """Send `data`, which must not be empty, as one chunk of a chunked answer.
 
-        Return False if `drain` should be awaited before the next part. Streamed tokens are sent
-        with this method, without the cost of middleware and of a message dict for each token.
+        The headers must have been sent before. Return False if the write buffer is full: the caller
+        should then await `drain` before the next chunk. This method is for streamed tokens. It
+        avoids middleware and an ASGI message dict for each token.
         """
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self._carrier.write_paused
 
     async def drain(self, by: float | None = None) -> None:
-        """Wait until the write buffer has space again, or the client has disconnected.
+        """Wait until the write buffer has space again or the client has disconnected.
 
-        Raise TimeoutError if this takes until `by`, a time in seconds of the event loop's clock.
+        `by` is a deadline in seconds of the event loop's clock; None for no deadline. Raise
+        TimeoutError if the deadline passes.
         """
         if self._carrier.write_paused and not self.disconnected:
-            # Create the timer only here: most calls return without waiting.
+            # Create the timer only if the buffer is full: most calls return without waiting.
             async with asyncio.timeout_at(by):
                 await self._carrier.drain()
 
     def end(self, body: bytes) -> None:
-        """Send the last part of the body, and end the answer.
+        """Send the last bytes of the body, and complete the answer.
 
-        Raise RuntimeError if the answer has not started, has ended, or does not have its length.
+        Raise RuntimeError if the answer has not started or has ended, or if the total length of the
+        body differs from the content-length.
         """
         if self.disconnected:
             return
@@ -290,19 +306,19 @@ class Exchange:
             raise RuntimeError("the answer is shorter than its content-length")
         self._write_with_head(last)
         self.complete = True
-        self._write = _drop  # a late write must not get into the next answer
+        self._write = _drop  # a late write must not get into the next request's answer
         self._notify_receiver()
         self._carrier.on_answered()
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Build the status line and headers, which are sent with the first bytes of the body."""
+        """Build the status line and headers. They are sent later, with the first body bytes."""
         if self.status:
             raise RuntimeError("the answer has started")
         if status not in STATUS_LINES:
             raise RuntimeError(f"{status} is no status of an answer")
         if not self.disconnected:
             self._head = self._build_head(status, [*headers, *self.headers])
-            self.headers.clear()  # free them: a stream would hold them in memory until its end
+            self.headers.clear()  # free the memory: a stream may run for minutes
         self.status = status
 
     def _build_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -328,7 +344,7 @@ class Exchange:
             self._has_no_body, length = True, 0
         elif length is None:
             lines.append(self._CODING)
-        # The header `upgrade` must be named in `connection` (RFC 9110, 7.8).
+        # A 426 answer has the header `upgrade`, which `connection` must name (RFC 9110, 7.8).
         last = b"connection: upgrade, close\r\n\r\n" if status == 426 else _CLOSE
         lines.append(b"\r\n" if keep_alive_after else last)
         self._body_bytes_left, self.keep_alive = length, keep_alive_after
@@ -367,7 +383,8 @@ class Exchange:
 class Http10Exchange(Exchange):
     """Exchange with an HTTP/1.0 client.
 
-    Answers are not chunked. The connection closes at the end of the answer.
+    Answers are not chunked, because HTTP/1.0 has no chunked coding. The connection closes at the
+    end of the answer.
     """
 
     __slots__ = ()
@@ -385,7 +402,7 @@ class Http10Exchange(Exchange):
 
 
 def _drop(_: bytes) -> None:
-    """Ignore data that is written after the answer is complete or the client has disconnected."""
+    """Ignore data. Replaces `_write` when the answer is complete or the client disconnected."""
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,9 @@
-"""Checks that refuse request headers which a proxy and the gateway could read differently.
+"""Checks of request headers against HTTP request smuggling.
 
-Without these checks, a proxy in front of the gateway and the gateway could disagree on where a
-request ends or who sent it (RFC 9112, 11.2). httptools (llhttp) itself refuses contradicting
-lengths, folded lines, bare line feeds, spaces before colons and odd chunk sizes.
+A proxy in front of the gateway and the gateway could read ambiguous headers differently. They could
+then disagree on where a request ends or who sent it (RFC 9112, 11.2). These checks refuse such
+headers. httptools (llhttp) itself refuses contradicting lengths, folded lines, bare line feeds,
+spaces before colons and invalid chunk sizes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from gateway.http.http_errors import MalformedRequest
 
 _VERSIONS = frozenset({"1.0", "1.1"})
-# Headers that must not be repeated: a proxy might check the first value, and the gateway use the
-# last one.
+# Headers that must not be repeated. Otherwise a proxy might check the first value, while the
+# gateway uses the last value.
 _SINGLE_HEADERS = frozenset(
     {
         *(b"authorization", b"content-encoding", b"content-type", b"expect", b"host"),
@@ -24,9 +25,10 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the headers by lower-case name, with the last value of a repeated header.
+    """Return the headers by lower-case name. For a repeated header, the last value is returned.
 
-    Raise MalformedRequest if this server does not accept the HTTP version or the headers.
+    The names in `headers` must be in lower case. Raise MalformedRequest if this server does not
+    accept the HTTP version or the headers.
     """
     if version not in _VERSIONS:
         raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
@@ -39,8 +41,8 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
     if version == "1.0":
-        # Ignore `expect`: an HTTP/1.0 client would take `100 Continue` for the answer (RFC 9110,
-        # 10.1.1).
+        # Ignore `expect`, because an HTTP/1.0 client would take `100 Continue` for the final answer
+        # (RFC 9110, 10.1.1).
         fields.pop(b"expect", None)
     return fields
 
@@ -54,15 +56,15 @@ def _check_once(headers: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def find_framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
-    """Return the name and value of the header that says where the body ends.
+    """Return the name and value of the content-length or transfer-encoding header.
 
-    Return None if there is no body. `headers` must have passed `check_head`.
+    Return None if the request has no body. `headers` must have passed `check_head`.
     """
     return next(
         (
             (name, value)
             for name, value in headers
-            if name in _FRAMING and value.strip(b"0")  # a length of 0 is no body
+            if name in _FRAMING and value.strip(b"0")  # a content-length of 0 means no body
         ),
         None,
     )

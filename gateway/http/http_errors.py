@@ -1,4 +1,4 @@
-"""Errors of the HTTP layer, raised before the content of a request is processed."""
+"""Errors of the HTTP layer, which are raised before the JSON of a request is parsed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TooManyConnections(GatewayError):
 class UnknownUrl(GatewayError):
     """No endpoint has this path.
 
-    `advice` is a sentence that names a similar path.
+    `advice` is a sentence that names a similar path; empty if there is no similar path.
     """
 
     def __init__(self, method: str, path: str, advice: str = "") -> None:

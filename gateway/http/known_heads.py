@@ -1,10 +1,12 @@
 """Cache of the heads (request line and headers) of refused requests.
 
-In a flood, the same clients repeat the same heads. A request whose head is in the cache can be
-refused without parsing it again. The cache is not a second parser, so it cannot disagree with
-httptools on where a request ends: a head is known only if its bytes equal those of a head that
-httptools has parsed and `check_head` has accepted. Only the digits of the content-length header may
-differ.
+In a flood of requests, each client repeats the same head. If a head is in the cache, the request
+can be refused without parsing the head again.
+
+The cache compares bytes and is not a second parser. A cached head has been parsed by httptools and
+accepted by `check_head`. Another request matches only if the bytes of its head are equal, except
+the digits of the content-length. The cache therefore cannot disagree with httptools on where a
+request ends.
 
 See decision 056 in docs/decisions.
 """
@@ -19,26 +21,28 @@ from typing import NamedTuple
 MAX_HEADS = 1024
 MAX_HEAD_BYTES = 2048
 MAX_SEEN = 8192
-# Maximum number of headers of a cached head. Each takes about 60 bytes in addition to its text.
+# Maximum number of headers in a cached head. Each header takes about 60 bytes in addition to its
+# text.
 _MAX_FIELDS = 64
 
-# Content-length header in the bytes of a head. A CRLF is always followed by a header's name,
-# because the parser refuses folded lines and bare line feeds. The parser accepts any seven digits
-# as a length.
+# Pattern of the content-length header in the bytes of a head. A match cannot be part of another
+# header's value, because the parser refuses folded lines and bare line feeds. The parser accepts
+# any number of up to seven digits as a length.
 _LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,7})\r\n", re.IGNORECASE)
 _END = b"\r\n\r\n"
-# Placeholder for the digits of the length in a cache key. The parser refuses heads with this
-# character, so no other head can have the same key.
+# Placeholder in a cache key for the digits of the content-length. The parser refuses heads with
+# this byte, so no head can contain the placeholder itself.
 _DIGITS = b"\0"
-# Headers whose requests are not cached: the body is framed in another way, or the request is read
-# in several steps.
+# Headers that exclude a request from the cache. The end of such a request does not depend on the
+# content-length alone, or the client sends the request in several steps.
 _OTHER_FRAMING = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
 
 class KnownHead(NamedTuple):
-    """Parts of a head that a refusal needs: the path, and the headers by lower-case name.
+    """Path and headers of a cached head. `fields` has the headers by lower-case name.
 
-    The content-length in `fields` is the one of the request that was cached.
+    The content-length in `fields` is that of the request whose head was cached, so it must not be
+    used for other requests.
     """
 
     path: str
@@ -54,16 +58,16 @@ class KnownHeads:
     def __init__(self) -> None:
         self._heads: OrderedDict[bytes, KnownHead] = OrderedDict()
         self._seen = set[int]()
-        """Hashes of the cache keys of heads that have come at least once."""
+        """Hashes of the cache keys of all heads that were passed to `add` at least once."""
 
     def __len__(self) -> int:
         return len(self._heads)
 
     def find(self, data: bytes) -> tuple[KnownHead, int] | None:
-        """Return the cached head of the request in `data`, and the length of its body in bytes.
+        """Return the cached head of the request in `data`, and the size of the body in bytes.
 
-        Return None if the head is not cached, or if `data` is not exactly one request with its
-        complete body. `data` must start with the first byte of a request.
+        `data` must start with the first byte of a request. Return None if the head is not cached,
+        or if `data` is not exactly one request with its complete body.
         """
         found = _split(data)
         if found is None:
@@ -76,14 +80,14 @@ class KnownHeads:
         return head, int(length)
 
     def add(self, data: bytes, path: str, fields: Mapping[bytes, bytes]) -> None:
-        """Cache the head of a refused request, at the second request with the same head.
+        """Cache the head of a refused request. The first call for a head only stores its hash.
 
         The request must be an HTTP/1.1 POST that keeps its connection open.
 
         Args:
-            data: received bytes, from the first byte of the request.
-            path: the path in the head.
-            fields: the headers in the head, by lower-case name.
+            data: received bytes, starting with the first byte of the request.
+            path: the path of the request.
+            fields: the headers of the request, by lower-case name.
         """
         found = _split(data)
         if found is None:
@@ -94,8 +98,8 @@ class KnownHeads:
         if fields.get(b"content-length") != length or not _OTHER_FRAMING.isdisjoint(fields):
             return
         if hash(key) not in self._seen:
-            # Cache a head only when it comes again. A head with an id of its own never does, and
-            # caching it would cost more than parsing.
+            # Cache a head only at the second request. A head with a unique request id never
+            # repeats, and caching such a head would cost more than parsing it.
             if len(self._seen) >= MAX_SEEN:
                 self._seen.clear()
             self._seen.add(hash(key))
@@ -108,7 +112,7 @@ class KnownHeads:
 def _split(data: bytes) -> tuple[bytes, bytes] | None:
     """Return the cache key of the head in `data`, and the digits of its content-length.
 
-    Return None if `data` is not a head with a content-length and a body of exactly this length.
+    Return None if `data` is not a head with a content-length, followed by exactly that many bytes.
     """
     end = data.find(_END, 0, MAX_HEAD_BYTES)
     if end < 0:

@@ -1,10 +1,10 @@
-"""Request parser that ignores offers to upgrade the protocol, even if the request has a body.
+"""Request parser that ignores offers to upgrade to another protocol, and still reads the body.
 
-A server may ignore such an offer (RFC 9110, 7.8). java.net.http, which many Java clients use,
-offers h2c with each request that it sends without TLS. httptools assumes that all data after such
-headers belongs to the other protocol, even if the headers announce a body. A second parser
-therefore reads the body. It first gets a minimal head with the same content-length or
-transfer-encoding.
+A server may ignore an `upgrade` header (RFC 9110, 7.8). For example, java.net.http, which many Java
+clients use, offers h2c in each request without TLS. httptools assumes that all data after the
+headers of such a request belongs to the other protocol, even if the request has a body. A second
+parser therefore reads the body. The second parser first gets a minimal head with the request's
+content-length or transfer-encoding.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 
 
 class ParserEvents(Protocol):
-    """Receiver of httptools' callbacks, with attributes that `RequestParser` reads and sets."""
+    """Receiver of httptools' callbacks. `RequestParser` reads and sets its attributes."""
 
     parser: HttpRequestParser
-    """The parser that must get the next data. `RequestParser` may replace it."""
+    """Parser for the data that arrives next. `RequestParser` may replace this parser."""
 
     framing: tuple[bytes, bytes] | None
-    """For a request with an upgrade offer: the header that says where the body ends.
+    """Content-length or transfer-encoding header of a request that offers an upgrade.
 
-    None if there is no body, or no such offer.
+    None if the request has no body or offers no upgrade.
     """
 
     def on_message_begin(self) -> None: ...
@@ -35,22 +35,22 @@ class ParserEvents(Protocol):
 
 
 class RequestParser(HttpRequestParser):
-    """Request parser that replaces `events.parser` to read a body after an upgrade offer."""
+    """Request parser. For a body after an upgrade offer, sets `events.parser` to a new parser."""
 
     __slots__ = ("_events",)
 
     def __init__(self, events: ParserEvents, head: _HeadFilter | None = None) -> None:
         super().__init__(head or events)
         self._events = events
-        # Accept data after a request with `connection: close`, as uvicorn does, instead of raising
-        # an error. Such data gets no answer.
+        # Ignore data after a request with `connection: close`, as uvicorn does. By default,
+        # httptools would raise an error.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # asyncio has bytes
         """Parse received data.
 
-        Raises the errors of httptools. After an upgrade offer, HttpParserUpgrade is raised only if
-        the request has no body.
+        Raise the errors of httptools. HttpParserUpgrade is raised only for a request that offers an
+        upgrade and has no body.
         """
         try:
             super().feed_data(data)
@@ -65,7 +65,7 @@ class RequestParser(HttpRequestParser):
 
 
 class _HeadFilter:
-    """Callbacks that drop the events of the minimal head, and pass on all later events."""
+    """Receiver of callbacks that drops those for the minimal head, and forwards all later ones."""
 
     def __init__(self, events: ParserEvents) -> None:
         self._events = events

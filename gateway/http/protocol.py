@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections of an ASGI application, with limits on size and time.
+"""HTTP/1.1 protocol for connections to an ASGI application, with limits on sizes and times.
 
-uvicorn listens, runs the event loop, and creates an `HttpProtocol` for each connection. Errors of a
-connection are sent in OpenAI's format.
+uvicorn listens, runs the event loop, and creates an `HttpProtocol` for each connection. Errors of
+the HTTP layer are sent in OpenAI's format.
 
 See decisions 036 and 084 in docs/decisions.
 """
@@ -42,21 +42,27 @@ from gateway.http.parser import RequestParser
 from gateway.http.start_gate import StartGate
 
 BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
-"""Function that builds the status, headers and body for an error that a connection sends itself."""
+"""Function that returns the status, headers and body of the answer for an error.
+
+It is used for errors that a connection sends itself, without the application.
+"""
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum bytes of a request's URL and headers, and of the excessive framing of a chunked body."""
+"""Maximum bytes of a request's URL and headers.
+
+The same maximum applies to the excessive framing of a chunked body; see `_MAX_FRAMING_RATIO`.
+"""
 
 MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
-"""Bytes of a body that must arrive in each period of `ConnectionLimits.body` seconds."""
+"""Minimum bytes of a body that must arrive in each period of `ConnectionLimits.body` seconds."""
 
-# Rate below which a body counts as slow, so that its connection may be evicted.
+# A connection counts as slow, and may be evicted, if the body arrives more slowly than this.
 _MIN_BODY_BYTES_PER_S = 16 * 1024
-# Ratio of received bytes to body bytes above which the framing of a chunked body is excessive.
-# Chunks of one byte have a ratio of 6.
+# Maximum ratio of received bytes to body bytes. In a chunked body, further received bytes count as
+# excessive framing. Chunks of one byte have a ratio of 6.
 _MAX_FRAMING_RATIO = 8
-# A body does not count as slow in its first seconds.
+# A connection does not count as slow in the first seconds of a body.
 _SLOW_AFTER_S = 2
 
 _LINGER_S = 1.0
@@ -64,10 +70,10 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class Phase(Enum):
-    """Part of a request for which a connection waits."""
+    """Part of a request that a connection receives at the moment: headers, body, or nothing."""
 
     IDLE = 0
-    """The connection is between requests, or the request is complete and has no answer yet."""
+    """No request is being received. The last complete request may still be without an answer."""
     HEAD = 1
     BODY = 2
 
@@ -77,30 +83,37 @@ class ConnectionLimits:
     """Timeouts of a connection, in seconds."""
 
     head: float = 10.0
-    """Time from connecting, or from a request's first byte, to the end of its headers."""
-    body: float = 60.0
-    """Time for a body to end, or for its next `MIN_BODY_BYTES_PER_PERIOD` bytes."""
-    write: float = 60.0
-    """Time for which a client may read nothing although a part of an answer waits to be sent."""
-    idle: float = 75.0
-    """Time from an answer to the next request.
+    """Maximum time until a request's headers are complete.
 
-    This timeout is longer than those of clients and proxies (httpx: 5 s, load balancers: 60 s), so
-    that they close idle connections first. If the server did, it could lose a request that is being
-    sent.
+    The time starts when the client connects. For a later request, it starts with the first byte.
+    """
+    body: float = 60.0
+    """Maximum time until a body is complete or its next `MIN_BODY_BYTES_PER_PERIOD` bytes arrive.
+
+    The time starts again after each such period.
+    """
+    write: float = 60.0
+    """Maximum time for which a client may read nothing while an answer has unsent data."""
+    idle: float = 75.0
+    """Maximum time between an answer and the next request.
+
+    Clients and proxies have shorter timeouts (httpx: 5 s, load balancers: 60 s), so they close idle
+    connections first. If the server closed a connection first, a request that the client is sending
+    at that moment would be lost.
     """
 
 
 class HttpProtocol(asyncio.Protocol):
     """Connection of a client, which may be slow or hostile.
 
-    All limits are enforced here, because httptools has none. A connection serves one request at a
-    time. Pipelining is refused: if a second request arrives before the first one is answered, it is
-    not read, and the connection closes after the first answer, as RFC 9112 (9.3.2) allows. Known
-    clients do not pipeline, and an attacker could queue hundreds of requests with a few KB.
+    This class enforces all limits, because httptools has none. A connection serves one request at a
+    time, without pipelining. If a second request arrives before the first request is answered, the
+    second request is ignored, and the connection closes after the first answer. RFC 9112 (9.3.2)
+    allows this. Known clients do not use pipelining, and an attacker could use it to queue hundreds
+    of requests with a few KB.
     """
 
-    # Slots save memory, which matters with many idle connections.
+    # Use slots to save memory: thousands of connections may be idle.
     __slots__ = (
         "_app",
         "_app_state",
@@ -151,18 +164,19 @@ class HttpProtocol(asyncio.Protocol):
         build_error: BuildErrorResponse,
         gate: StartGate | None = None,
     ) -> None:
-        """Create the protocol for a new connection.
+        """Create the protocol for a new connection. uvicorn passes the first four arguments.
 
         Args:
-            config: uvicorn's configuration; unused. uvicorn passes the first four arguments.
-            server_state: uvicorn's sets of connections and tasks.
-            app_state: values for `state` in the scope of each request.
-            _loop: the event loop; None for the running one.
+            config: uvicorn's configuration; unused.
+            server_state: uvicorn's sets of open connections and running tasks.
+            app_state: values that are copied to `state` in the ASGI scope of each request.
+            _loop: the event loop; None for the running loop.
             app: the ASGI application.
-            limits: timeouts.
-            connections: all connections of this process.
+            limits: timeouts of this connection.
+            connections: registry of all connections of this process.
             build_error: builds the answers for errors that this connection sends itself.
-            gate: decides when a request begins. With None, each request begins at once.
+            gate: decides whether a request starts, waits or is refused. None starts each request
+                at once.
         """
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
@@ -174,10 +188,10 @@ class HttpProtocol(asyncio.Protocol):
         self._build_error = build_error
         self._gate = gate
         self._read = b""
-        """Data that the parser reads now, if it starts with the first byte of a request.
+        """Received data that starts with the first byte of a request; empty if unknown.
 
-        Set only while the gate is busy, so that the gate can cache the request's head; otherwise
-        empty.
+        Set only while the gate is busy and the parser reads the data. The gate uses the data to
+        cache the head of a refused request.
         """
         self.address: str | None = None
         """The client's IP address; None on a Unix socket."""
@@ -187,14 +201,17 @@ class HttpProtocol(asyncio.Protocol):
         self._pending = 0
         """Bytes that count toward `MAX_HEAD_BYTES`. Reset whenever a head or body is complete.
 
-        In a head, these are all received bytes. In a body, these are the received bytes in excess
-        of `_MAX_FRAMING_RATIO` times the bytes of the body.
+        While a head is received, all received bytes count. While a body is received, only the bytes
+        in excess of `_MAX_FRAMING_RATIO` times the size of the body count.
         """
         self._phase = Phase.HEAD
         self._received = 0
-        """Bytes received in this phase; for a body, since its timeout was last restarted."""
+        """Bytes received in this phase. In phase BODY, reset when the body's timeout restarts."""
         self._checks = 0
-        """Number of calls of `check` in this phase, or since the timeout was last restarted."""
+        """Number of calls of `check` in this phase, which is the duration of the phase in seconds.
+
+        In phase BODY, reset when the body's timeout restarts.
+        """
         self._unsent = 0
         """Bytes in the write buffer at the last `check`."""
         self._stuck_checks = 0
@@ -207,16 +224,18 @@ class HttpProtocol(asyncio.Protocol):
         """The request in progress; None between a complete answer and the next request."""
         self._read_paused = False
         self._writable: asyncio.Event | None = None
-        """Event that is set once the full write buffer has space again; None if it is not full."""
+        """Event that is set when the full write buffer has space again; None if it is not full."""
         self._stopped_reading = False
         """True if all further received data is ignored."""
         self._closes_after_body = False
-        """True if the request was answered before its body had arrived, and the connection closes
-        at the end of the body."""
+        """True if the connection closes when the rest of the current body has arrived.
+
+        The request was then answered before its body was complete.
+        """
         self._closes_after_answer = False
-        """True if the server shuts down, and the connection closes after the answer in progress."""
+        """True if the server shuts down and the connection must close after the current answer."""
         self._error: GatewayError | None = None
-        """The error for which this protocol has stopped the parser."""
+        """Error for which `_stop` has stopped the parser; None if it was not stopped."""
         # An attribute instead of a property, because it is read for each token.
         self.write_paused = False
 
@@ -224,8 +243,8 @@ class HttpProtocol(asyncio.Protocol):
     def is_slow(self) -> bool:
         if self._phase is not Phase.BODY or self._checks < _SLOW_AFTER_S:
             return False
-        # While reading is paused, the rate says nothing about the client. The connection counts as
-        # slow nevertheless: it counts toward the limit, so it may have to be evicted.
+        # Count a connection as slow while reading is paused, although its client may be fast. The
+        # connection still counts toward the limit, so it must be possible to evict it.
         return self._read_paused or self._received < self._checks * _MIN_BODY_BYTES_PER_S
 
     def abort(self) -> None:
@@ -236,10 +255,10 @@ class HttpProtocol(asyncio.Protocol):
         self._refuse(TooManyConnections())
 
     def check(self) -> None:
-        """Close the connection if a timeout has passed. Must be called once a second.
+        """Close the connection if a timeout has passed. The server calls this once a second.
 
-        Timeouts are measured by counting the calls. Time in which this process was stopped or busy
-        therefore does not count, and a connection needs no timer of its own.
+        A timeout is measured by counting the calls, so a connection needs no timer of its own. Time
+        in which this process is stopped or too busy for the calls does not count.
         """
         self._check_writing()
         if self._stopped_reading or (self._phase is Phase.IDLE and self._exchange is not None):
@@ -253,11 +272,11 @@ class HttpProtocol(asyncio.Protocol):
             if self._received:
                 self._refuse(SlowRequest(f"The headers took more than {limits.head:g} s."))
             else:
-                # Send no error: the client could take it for the answer to its next request.
+                # Send no error: the client could read the error as the answer to its next request.
                 self.transport.close()
         elif self._phase is Phase.BODY and self._checks > limits.body:
-            # The timeout starts again if enough bytes arrived, or if reading is paused. The rest of
-            # a body whose request was answered already gets only one period.
+            # Restart the timeout if enough bytes arrived or if reading is paused. If the request
+            # was already answered, never restart it: the rest of the body gets only one period.
             wanted = self._exchange is not None
             if not wanted or (self._received < MIN_BODY_BYTES_PER_PERIOD and not self._read_paused):
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
@@ -269,8 +288,8 @@ class HttpProtocol(asyncio.Protocol):
     def _check_writing(self) -> None:
         """Abort the connection if the client reads nothing for `limits.write` seconds.
 
-        This is measured only while no data is added to the write buffer. Each change of the buffer
-        then shows that the client has read something.
+        The size of the write buffer is compared only while no data is added to the buffer. A
+        changed size then proves that the client has read data.
         """
         unsent = 0
         if self.write_paused or self.transport.is_closing():
@@ -302,8 +321,8 @@ class HttpProtocol(asyncio.Protocol):
         if exchange is not None:
             exchange.disconnect()
         self.resume_writing()
-        # Break the reference cycle of parser and protocol: otherwise only the garbage collector
-        # could free them.
+        # Break the reference cycle between parser and protocol. Otherwise their memory would be
+        # freed only by the garbage collector.
         del self.parser
 
     def data_received(self, data: bytes) -> None:
@@ -320,26 +339,27 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # ignore the offer to upgrade
+            pass  # continue with HTTP/1.1: a server may ignore an upgrade offer
         except httptools.HttpParserError:
             self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
-        # Free the data: thousands of connections may stay idle for a minute.
+        # Free the memory of the data: thousands of connections may stay idle for a minute.
         self._read = b""
         if self._pending > MAX_HEAD_BYTES and not self._stopped_reading:
             self._refuse(HeadersTooLarge(MAX_HEAD_BYTES))
 
     @property
     def _is_between_requests(self) -> bool:
-        """True if the next received byte is the first one of a request."""
+        """True if the next received byte is the first byte of a request."""
         if self._exchange is not None:
             return False
         return self._phase is Phase.IDLE or (self._phase is Phase.HEAD and not self._received)
 
     def _refuse_known(self, gate: StartGate, data: bytes) -> bool:
-        """Refuse the request in `data` without parsing it, if possible. Return True if refused.
+        """Refuse the request in `data` without parsing it, if `gate` has an answer for it.
 
-        Not possible if the client does not read its answers, if the connection must close after
-        this answer, or if the connection limit is reached. The parser then handles the request.
+        Return True if the request was refused. Otherwise return False; the caller must then parse
+        the request. Always return False if the client does not read its answers, if the server
+        shuts down, or if the connection limit is reached.
         """
         if self.write_paused or self._connections.ending or not self._connections.can_begin(self):
             return False
@@ -364,8 +384,9 @@ class HttpProtocol(asyncio.Protocol):
             self._pending = 0  # do not count empty lines before a request
         else:
             self._enter(Phase.HEAD)
-            # The request began in the same data in which the previous one ended, so the bytes of
-            # its head are unknown. Set a value with which `on_headers_complete` counts them.
+            # This request started in the same data in which the previous request ended, so the size
+            # of its head is unknown. Set a value above the limit: `on_headers_complete` then adds
+            # up the sizes of the headers.
             self._received = MAX_HEAD_BYTES + 1
         self._url = b""
         self._headers = []
@@ -374,9 +395,10 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Ignore trailers, because proxies do not check them as headers (RFC 9110, 6.5.1).
+        # Ignore trailers, which arrive after the body: proxies do not check them like headers
+        # (RFC 9110, 6.5.1).
         if self._phase is Phase.HEAD:
-            # Strip spaces after a value, because llhttp does not.
+            # Strip trailing whitespace of the value, because llhttp does not.
             self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
@@ -397,7 +419,7 @@ class HttpProtocol(asyncio.Protocol):
         if parser.should_upgrade():
             self.framing = find_framing(headers)
             if self.framing is None:
-                keep_alive = False  # the client may continue in the other protocol
+                keep_alive = False  # later data may be in the other protocol
             elif method == "CONNECT":
                 self._stop(MalformedRequest("CONNECT: not offered here."))
         kind = Http10Exchange if version == "1.0" else Exchange
@@ -415,7 +437,8 @@ class HttpProtocol(asyncio.Protocol):
         """Start the application's task. Return False if the client has disconnected."""
         if exchange.disconnected:
             return False
-        # Give the task a fixed name: `create_task` would format a number for each task.
+        # Give the task a fixed name to save CPU time: `create_task` would format a name for each
+        # task.
         task = asyncio.Task(exchange.run(self._app, scope), loop=self._loop, name="request")
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
@@ -447,15 +470,16 @@ class HttpProtocol(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        # Do not reset `_pending` to 0: each body byte would allow chunk extensions of any length.
-        # Do not let it become negative: a large body would allow trailers of any length.
+        # Subtract from `_pending`, which counts the excessive framing, and keep the result at 0 or
+        # above. If each body byte reset `_pending` to 0, chunk extensions could have any length. If
+        # `_pending` could become negative, trailers after a large body could have any length.
         self._pending = max(0, self._pending - _MAX_FRAMING_RATIO * len(body))
         if self._exchange is not None:
             self._exchange.feed(body)
 
     def on_message_complete(self) -> None:
         if self.framing is not None:
-            return  # only the head is complete: another parser will read the body
+            return  # httptools stops after the head; a second parser will read the body
         self._enter(Phase.IDLE)
         if self._exchange is not None:
             self._exchange.feed_end()
@@ -463,7 +487,7 @@ class HttpProtocol(asyncio.Protocol):
             self._stopped_reading = True
             self.transport.close()
 
-    # The methods below are the interface `Carrier` for the exchange.
+    # `Exchange` calls the methods below; they implement its protocol class `Carrier`.
 
     @property
     def ending(self) -> bool:
@@ -488,7 +512,7 @@ class HttpProtocol(asyncio.Protocol):
         self._connections.end(self)
         if self.transport.is_closing():
             return
-        if self._phase is Phase.BODY:  # skip the rest of the body
+        if self._phase is Phase.BODY:  # read and ignore the rest of the body
             self.resume_reading()
             self._checks = self._received = 0
         if exchange is not None and not exchange.keep_alive:
@@ -511,10 +535,11 @@ class HttpProtocol(asyncio.Protocol):
         self.on_answered()
 
     def _hang_up(self) -> None:
-        """Close the connection after an answer, once the client has stopped sending or after 1 s.
+        """Close the connection after an answer, without losing the answer.
 
-        The connection is not closed at once, because closing with unread data would reset it, and
-        the client could lose the answer.
+        Close at once if the request was read completely. Otherwise, closing would reset the
+        connection, and the client could lose the answer. In this case, close when the rest of the
+        body has arrived, or after 1 s if the unread data is not a body.
         """
         if self._phase is Phase.IDLE and not self._stopped_reading:
             self.transport.close()
@@ -527,7 +552,7 @@ class HttpProtocol(asyncio.Protocol):
             self._stopped_reading = True
             self._loop.call_later(_LINGER_S, self.transport.close)
 
-    # asyncio calls the methods below for flow control.
+    # asyncio calls `pause_writing` and `resume_writing` for flow control.
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -540,11 +565,11 @@ class HttpProtocol(asyncio.Protocol):
             self._writable = None
 
     def shutdown(self) -> None:
-        """Close the connection as soon as no request can be lost, because the server shuts down.
+        """Close the connection without losing a request. uvicorn calls this when it shuts down.
 
-        If the answer has not started, it gets the header `connection: close`. If it has, or if the
-        connection is idle, the client may be sending one more request. Such a request is still
-        answered if it arrives within 1 s.
+        If an answer has not started, it gets the header `connection: close`. If an answer has
+        started, or if the connection is idle, the client may be sending another request. The
+        connection then waits 1 s for another request, and still answers it.
         """
         exchange = self._exchange
         if exchange is None:
@@ -564,15 +589,16 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Stop the parser by raising an exception. `data_received` then answers with `error`."""
+        """Raise an exception to stop the parser. `data_received` then refuses with `error`."""
         self._error = error
         raise ValueError
 
     def _refuse(self, error: GatewayError) -> None:
-        """Stop reading requests, and close the connection.
+        """Stop reading requests, send `error` if possible, and close the connection.
 
-        Send the error only if the client cannot take it for the answer to another request. If a
-        complete request is being answered, close the connection after the answer, without an error.
+        The error is sent only if the client cannot read it as the answer to another request. If a
+        complete request is being answered, the connection closes after that answer, and the error
+        is not sent.
         """
         if self._stopped_reading:
             return
@@ -582,7 +608,7 @@ class HttpProtocol(asyncio.Protocol):
             if exchange is not None:
                 exchange.disconnect()
             if exchange is None or exchange.has_sent_bytes:
-                # Send no error: the request was answered already, at least in part.
+                # Send no error, because at least a part of the answer was sent already.
                 self.transport.close()
                 return
         elif exchange is not None:
@@ -590,7 +616,8 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._send(error)
         self._connections.refuse(self)
-        # Close the connection after a pause, as in `_hang_up`. Data is read, but not parsed.
+        # Close the connection after 1 s: closing with unread data would reset the connection, and
+        # the client could lose the error. Until then, data is read and ignored.
         self.resume_reading()
         self._loop.call_later(_LINGER_S, self.transport.close)
 
@@ -603,7 +630,7 @@ class HttpProtocol(asyncio.Protocol):
             "connection": "close",
         } | more
         if (exchange := self._exchange) is not None:
-            # Replace headers by those of the exchange, such as the request id that is in the logs.
+            # Headers of the exchange take precedence: its request id, for example, is in the logs.
             headers |= {name.decode(): value.decode("latin-1") for name, value in exchange.headers}
             body = b"" if exchange.head_only else body
         header_lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -613,7 +640,7 @@ class HttpProtocol(asyncio.Protocol):
 def _get_address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
     """Return the host and port of one end of a connection. Return None for a Unix socket.
 
-    `end` is "peername" or "sockname".
+    `end` is "peername" for the client's end, or "sockname" for the server's end.
     """
     found = transport.get_extra_info(end)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
@@ -621,13 +648,14 @@ def _get_address(transport: asyncio.Transport, end: str) -> tuple[str, int] | No
 
 @lru_cache(maxsize=64)
 def _intern_address(host: str, port: int) -> tuple[str, int]:
-    """Return the same tuple for all connections to the same address, to save memory."""
+    """Return (`host`, `port`). Equal addresses share one tuple, which saves memory."""
     return host, port
 
 
 def _decode_path(path: str) -> str:
-    """Decode a URL's path, except line feeds.
+    """Return a URL's path with percent-encoded characters decoded, except line feeds.
 
-    Line feeds stay encoded because `$` in a route's pattern also matches before a final line feed.
+    A line feed stays encoded, because `$` in the regular expression of a route would also match
+    before a final line feed.
     """
     return urllib.parse.unquote(path).replace("\n", "%0A")

@@ -1,6 +1,6 @@
-"""Subclass of uvicorn's server with its own listening sockets, connection checks and shutdown.
+"""Subclass of uvicorn's server that adds listening sockets, connection timeouts and a drain period.
 
-`UNDOCUMENTED` lists the attributes of uvicorn that are used here but are not documented.
+`UNDOCUMENTED` lists the undocumented attributes of uvicorn that this module uses.
 
 See decision 036 in docs/decisions.
 """
@@ -46,7 +46,7 @@ _TICK_S = 0.1
 
 
 class Application(Protocol):
-    """Interface of the served application that the server uses."""
+    """Methods and properties of the served application that `Server` uses."""
 
     @property
     def asgi(self) -> Callable[..., Any]:
@@ -54,36 +54,40 @@ class Application(Protocol):
 
     @property
     def build_error_response(self) -> BuildErrorResponse:
-        """Function that builds the answers for errors that a connection sends itself."""
+        """Function that builds the answers for errors that a connection sends itself.
+
+        Such errors occur before the application gets the request, or if the application fails.
+        """
 
     def set_admin_port(self, admin_port: int) -> None:
-        """Record the port for admins. Called when the server listens and the port is known."""
+        """Set the port for admins. Called at the start, before the server accepts requests."""
 
     @property
     def has_failed(self) -> bool:
-        """True if the process must exit. Read ten times a second."""
+        """True if an error occurred that requires the process to exit. Read ten times a second."""
 
     @property
     def door(self) -> Door:
-        """The application's decisions about requests that arrive while the event loop is busy."""
+        """Object with the application's decisions about requests for a busy event loop."""
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
-        """Record the connections and the start queue of this process, to report on them."""
+        """Set the connections and the start queue on which the application reports."""
 
     def drain(self) -> bool:
-        """Report "not ready" from now on, because the server shuts down.
+        """Report "not ready" to load balancers from now on. Called when the server shuts down.
 
-        Return False if the service has never started.
+        Return False if the service has never started, so that the server need not wait for the
+        drain period.
         """
 
 
 class Server(uvicorn.Server):
-    """Server of one process, which shuts down in steps.
+    """HTTP server of one process, which shuts down in steps.
 
-    The steps are: report "not ready", accept no new connections, accept no new requests, cancel
-    requests. If admins have a port of their own, the server also listens on this port, with the
-    same application. In a worker process, the server listens on the sockets of the parent process,
-    and ends when the parent ends.
+    The steps are: report "not ready", refuse new connections, refuse new requests, cancel running
+    requests. If a separate port for admins is configured, the server also listens on this port with
+    the same application. In a worker process, the server listens on the sockets of the parent
+    process, and ends when the parent ends.
     """
 
     def __init__(
@@ -119,12 +123,13 @@ class Server(uvicorn.Server):
             self.application.set_admin_port(sockets[1].getsockname()[1])
         if self._tls_context is not None:
             self.config.ssl = self._tls_context
-            # Duplicate the sockets: when the certificate is renewed, the old server closes its
-            # sockets, and the new server needs the same ones.
+            # Keep duplicates of the listening sockets for renewed certificates. A renewal replaces
+            # asyncio's servers. The old server closes its sockets, and the new server needs
+            # duplicates that are still open.
             self._listeners = [listener.dup() for listener in sockets or ()]
             for listener in self._listeners:
-                # All duplicates of a socket share this flag. Without it, `accept` would block the
-                # event loop.
+                # Make the socket non-blocking, because `accept` must not block the event loop. All
+                # duplicates of a socket share this flag.
                 listener.setblocking(False)
         if sockets:
             self._backlog = Backlog(
@@ -132,10 +137,10 @@ class Server(uvicorn.Server):
             )
         await super().startup(sockets)
         for listener in sockets or ():
-            # Log the sockets here: uvicorn logs only those that it has created itself.
+            # Log the addresses here: uvicorn logs only sockets that it has created itself.
             log.info("listening on %s port %d", *listener.getsockname()[:2])
         if own is not None:
-            # Listen without TLS for requests from other workers.
+            # Listen on the worker's Unix socket for requests from other workers, without TLS.
             loop = asyncio.get_running_loop()
             self.servers.append(await loop.create_server(self._accept_internal, sock=own))
 
@@ -151,7 +156,7 @@ class Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Check the connections, the certificate and the application.
+        """Check the connections' timeouts, the certificate and the application's state.
 
         uvicorn calls this every 0.1 s. Return True if the server must stop.
         """
@@ -162,16 +167,16 @@ class Server(uvicorn.Server):
         if self._tls is not None and self._tls.value is not self._tls_context:
             await self._renew(self._tls.value)
         if self.application.has_failed:
-            self.exit_code = 1  # so that the process manager restarts this process
+            self.exit_code = 1  # a failure, so that the process manager restarts this process
             self.should_exit = True
         return await super().on_tick(counter)
 
     async def _renew(self, context: ssl.SSLContext) -> None:
         """Use a new TLS context for new connections. Existing connections keep the old context.
 
-        Clients cannot resume TLS sessions of the old context. If listening fails, for example
-        because no file descriptor is free, the old context stays in use, and the next `on_tick`
-        tries again.
+        Clients cannot resume TLS sessions of the old context. If the server cannot listen with the
+        new context, for example because no file descriptor is free, the old context stays in use.
+        The next `on_tick` then tries again.
         """
         renewed: list[asyncio.Server] = []
         try:
@@ -213,7 +218,7 @@ class Server(uvicorn.Server):
         )
 
     def _accept_from_uvicorn(self, **arguments: Any) -> asyncio.Protocol:
-        """Return the protocol for a connection that one of uvicorn's `servers` has accepted."""
+        """Return the protocol for a connection that a server in `self.servers` has accepted."""
         if self._backlog is not None:
             self._backlog.note_connection()
         protocol: asyncio.Protocol = self._make_protocol(**arguments)
@@ -228,11 +233,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.application.drain():
-            # Close each connection after its next answer, so that clients move to another gateway.
+            # Close each connection after its next answer, so that clients connect to another
+            # gateway.
             self._connections.ending = True
             await self._drain()
-        # Close all duplicates of the listening sockets: while one is open, the kernel accepts
-        # connections that are never served.
+        # Close all duplicates of the listening sockets. While any duplicate is open, the kernel
+        # accepts connections, which would never be served.
         for listener in self._listeners:
             listener.close()
         if self._backlog is not None:
@@ -242,10 +248,10 @@ class Server(uvicorn.Server):
             self._worker.clean_up()
 
     async def _drain(self) -> None:
-        """Wait for the drain period, in which requests are still served.
+        """Wait for the drain period, during which requests are still served.
 
-        Load balancers need this time to notice that the server is not ready. Return early if the
-        exit is forced.
+        Load balancers need this time to notice that the server is not ready. Return early if an
+        immediate exit is requested.
         """
         for _ in range(math.ceil(self._drain_s / _TICK_S)):
             if self.force_exit:
@@ -253,11 +259,12 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_TICK_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGINT: exit, and force the exit at the second signal.
+        """Shut down at the first SIGTERM or SIGINT. Without workers, exit at once at the second.
 
-        (uvicorn itself forces the exit only at a second SIGINT.) In a worker, a second SIGTERM does
-        not force the exit: a worker may get one from its parent and one from a service manager that
-        signals all processes of a service. The parent sends STOP_NOW_SIGNAL to force the exit.
+        uvicorn itself exits at once only at a second SIGINT. In a worker process, a second signal
+        does not force the exit: the worker may get one signal from its parent, and one from a
+        service manager that signals all processes of a service. The parent sends STOP_NOW_SIGNAL to
+        make a worker exit at once.
         """
         if self._worker is None:
             self.force_exit = self.should_exit
@@ -275,11 +282,11 @@ class Server(uvicorn.Server):
 
 
 def bind(settings: Settings) -> list[socket.socket]:
-    """Return a bound socket for clients, and a second one for admins if they have their own port.
+    """Return a bound socket for clients, and one for admins if they have a separate port.
 
-    Ports are bound before the slow parts of the start, so that a port in use is reported at once.
-    The sockets do not listen yet. Until they do, clients are refused, which is better than a long
-    wait.
+    Call this before the slow steps of the start, so that a port in use is reported at once. The
+    sockets do not listen yet. Until the server listens, the kernel refuses connections at once, and
+    clients need not wait for the end of the start.
 
     Raise ConfigurationError if a port cannot be bound.
     """
@@ -308,7 +315,8 @@ def _bind_protocol(
         body=settings.body_timeout,
         write=settings.write_timeout,
     )
-    # A `partial` suffices for uvicorn: its annotation says class, but it only calls the object.
+    # uvicorn's type annotation demands a class here, but uvicorn only calls the object. A `partial`
+    # therefore works, too.
     return partial(
         HttpProtocol,
         app=application.asgi,
@@ -326,13 +334,14 @@ def _make_config(application: Application, settings: Settings, protocol: Any) ->
         port=settings.port,
         loop="uvloop",
         http=protocol,
-        interface="asgi3",  # given, so that uvicorn does not inspect the application
+        interface="asgi3",  # set, so that uvicorn does not inspect the application
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         date_header=False,
-        # Ignore proxies' headers: a client could forge them to evade the limits by address.
+        # Ignore headers such as x-forwarded-for: a client could forge them to evade the connection
+        # limit per address.
         proxy_headers=False,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
     )

@@ -1,4 +1,4 @@
-"""Decision for each request if it begins at once, waits, or is refused, by the event loop's load.
+"""Gate that starts, queues or refuses each request, depending on the load of the event loop.
 
 See decision 056 in docs/decisions.
 """
@@ -14,7 +14,7 @@ from gateway.scheduling.start_queue import StartQueue, work_of
 
 
 class RefusalAnswer(NamedTuple):
-    """Complete answer to a refused request; the arguments of `Exchange.answer`."""
+    """Complete answer to a refused request. The fields are the arguments of `Exchange.answer`."""
 
     status: int
     header_lines: bytes
@@ -22,13 +22,19 @@ class RefusalAnswer(NamedTuple):
 
 
 class Door(Protocol):
-    """The application's decisions about requests that arrive while the event loop is busy."""
+    """Decisions of the application about requests that arrive while the event loop is busy."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that must begin at once and is never refused."""
+        """Return True if a request may be queued or refused.
+
+        Return False for a request that must always start at once. `scope` is its ASGI scope.
+        """
 
     def name_tenant(self, fields: Mapping[bytes, bytes]) -> str:
-        """Return the name of the tenant whose key is in these headers; "" without a known key."""
+        """Return the name of the tenant whose API key is in the headers.
+
+        Return "" if there is no key or if the key is unknown.
+        """
 
     def refuse(
         self, path: str, fields: Mapping[bytes, bytes], tenant: str, wait_s: float
@@ -38,13 +44,16 @@ class Door(Protocol):
         Args:
             path: the request's path.
             fields: the request's headers by lower-case name.
-            tenant: the tenant's name, as `name_tenant` returns it.
-            wait_s: seconds that the request would have to wait.
+            tenant: the tenant's name, as returned by `name_tenant`.
+            wait_s: expected seconds that the request would have to wait in the start queue.
         """
 
 
 class StartGate:
-    """Gate through which all requests of one process pass before they begin."""
+    """Gate of one process that starts, queues or refuses each request.
+
+    It also refuses requests with cached heads before they are parsed.
+    """
 
     def __init__(self, starts: StartQueue, door: Door) -> None:
         self._starts = starts
@@ -53,13 +62,14 @@ class StartGate:
 
     @property
     def is_busy(self) -> bool:
-        """True while requests wait in the start queue, so that further ones may be refused."""
+        """True while requests wait in the start queue. Only then are new requests refused."""
         return self._starts.waiting > 0
 
     def refuse_known(self, data: bytes) -> RefusalAnswer | None:
-        """Return the answer to the request in `data` if it must be refused and its head is cached.
+        """Return a refusal for the unparsed request in `data`.
 
-        Otherwise return None; the request must then be parsed.
+        Return None if the head of the request is not cached, or if the request need not be refused.
+        The caller must then parse the request.
         """
         found = self._heads.find(data)
         if found is None:
@@ -78,13 +88,14 @@ class StartGate:
         begin: Callable[[], bool],
         read: bytes,
     ) -> None:
-        """Begin a request, queue it, or refuse it.
+        """Start a request at once, add it to the start queue, or refuse it.
 
         Args:
             scope: the ASGI scope of the request.
-            exchange: the exchange of the request, to which a refusal is written.
-            begin: begins the request; returns False if its client has disconnected.
-            read: received bytes, from the first byte of the request; empty if unknown.
+            exchange: the exchange of the request. A refusal is sent with it.
+            begin: starts the request. Returns False if the client has disconnected.
+            read: received bytes, starting with the first byte of the request. If empty, the head of
+                a refused request is not cached.
         """
         if not self._door.may_wait(scope):
             begin()

@@ -1,4 +1,4 @@
-"""TLS context of the server: its certificate, and the CA of client certificates if required.
+"""TLS context of the server, with its certificate and, if configured, a CA for client certificates.
 
 See decision 082 in docs/decisions.
 """
@@ -15,9 +15,9 @@ from gateway.config.settings import Settings
 
 
 def load_server_context(settings: Settings) -> ReloadedValue[ssl.SSLContext] | None:
-    """Return the server's TLS context, which is reloaded when its files change.
+    """Return the server's TLS context, which is reloaded when the certificate or key files change.
 
-    Return None if TLS is not configured. Raise ConfigurationError if the files cannot be used.
+    Return None if TLS is not configured. Raise ConfigurationError if a file cannot be used.
     """
     cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
     if cert is None:

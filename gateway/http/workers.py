@@ -1,13 +1,14 @@
 """Worker processes that serve one port, and their parent process.
 
-The parent binds the port, starts the workers, and forwards signals. A Python process uses one core,
-so there should be one worker for each core. Workers share the listening socket, but no writable
-memory. An idle worker accepts a connection sooner than a busy one, so idle workers get more.
+The parent binds the port, starts the workers, and forwards signals. A Python process uses one CPU
+core, so there should be one worker for each core. Workers share the listening socket, but no
+writable memory. An idle worker accepts connections sooner than a busy worker, and so gets more of
+them.
 
 Workers are forks of the parent, which has imported all modules and serves no requests. A fork
-starts in a tenth of the time of a new interpreter, and shares its memory pages with the parent
-until it writes to them. The parent must not have other threads: a lock that another thread held
-during the fork would stay locked in the worker.
+starts in a tenth of the time of a new interpreter. Memory pages are shared with the parent until a
+process writes to them. The parent must have only one thread: a lock that another thread held during
+the fork would stay locked in the worker.
 
 See decision 045 in docs/decisions.
 """
@@ -31,35 +32,36 @@ from types import FrameType
 from typing import NoReturn
 
 STOP_NOW_SIGNAL = signal.SIGUSR2
-"""Signal from the parent to a worker: stop now, without waiting for requests.
+"""Signal from the parent that stops a worker at once, without waiting for running requests.
 
-The signal also stops a worker that is still starting.
+The signal also stops a worker that has not finished starting.
 """
 
 _FORK = multiprocessing.get_context("fork")
 _ENDED_BY = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.1
-# Minimum time between two starts of a worker. Without it, a worker that dies right after each start
-# would fill the log.
+# Minimum seconds between two starts of the same worker. Without this pause, a worker that dies
+# right after each start would fill the log.
 _RESTART_PAUSE_S = 1.0
-# The same for a worker that ended because of wrong settings: the file is probably being edited.
+# Minimum seconds between two starts of a worker that ended because of wrong settings. The pause is
+# longer, because the settings file is probably being edited.
 _REFUSED_PAUSE_S = 5.0
-# Exit code for wrong settings.
+# Exit code of a worker, and of the parent, for wrong settings.
 _WRONG_SETTINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker process: its index, and the resources that it gets from its parent.
+    """Index of a worker process, and the resources that the worker gets from its parent.
 
     Attributes:
         index: the worker's number, from 0.
         count: the number of workers.
-        listeners: the shared listening sockets: for clients, then for admins if they have their own
-            port.
-        parent: the read end of a pipe, whose write end is closed when the parent ends.
-        folder: folder of the Unix sockets `{index}.sock`, on which each worker listens for requests
-            from the other workers.
+        listeners: the shared listening sockets. The first one is for clients. The second one is for
+            admins, if they have a separate port.
+        parent: the file descriptor of a pipe's read end. The write end closes when the parent ends.
+        folder: the folder of the workers' Unix sockets `{index}.sock`. Each worker listens on its
+            Unix socket for requests from the other workers.
     """
 
     index: int
@@ -69,7 +71,7 @@ class Worker:
     folder: Path
 
     def open_sockets(self) -> list[socket.socket]:
-        """Bind the worker's own Unix socket. Return the shared sockets, followed by this one."""
+        """Bind the worker's Unix socket. Return the shared sockets, followed by the Unix socket."""
         own = socket.socket(socket.AF_UNIX)
         self.get_socket_path(self.index).unlink(missing_ok=True)
         own.bind(str(self.get_socket_path(self.index)))
@@ -84,9 +86,9 @@ class Worker:
         return self.folder / f"{index}.sock"
 
     def clean_up(self) -> None:
-        """Remove the worker's Unix socket, and the folder if no other worker's socket is left.
+        """Remove the worker's Unix socket. Remove the folder if all other sockets are gone, too.
 
-        A worker calls this at its end if its parent is dead.
+        A worker calls this before it exits if its parent has died.
         """
         self.get_socket_path(self.index).unlink(missing_ok=True)
         if not any(sibling.exists() for sibling in self.siblings):
@@ -94,13 +96,15 @@ class Worker:
 
 
 class Workers:
-    """Parent of the workers. Call `run` in the main thread of a process without other threads.
+    """Parent that starts, restarts and stops workers.
+
+    `run` must be called in the main thread of a process without other threads.
 
     Args:
         count: the number of workers.
-        listeners: the sockets that workers listen on.
-        folder: a folder for the workers' own sockets.
-        work: function that runs in each worker and returns the worker's exit code.
+        listeners: the bound sockets that all workers listen on.
+        folder: a folder for the workers' Unix sockets.
+        work: the function that runs in each worker and returns the worker's exit code.
     """
 
     def __init__(
@@ -122,9 +126,9 @@ class Workers:
     def run(self) -> int:
         """Run workers until SIGTERM or SIGINT, wait for their end, and return the exit code.
 
-        Workers that end earlier are replaced. SIGHUP is forwarded to each worker. A second SIGTERM
-        or SIGINT is forwarded as `STOP_NOW_SIGNAL`: a worker that has not yet handled the first
-        SIGTERM would not notice a second one.
+        A worker that ends earlier is replaced. SIGHUP is forwarded to each worker. A second SIGTERM
+        or SIGINT is forwarded as `STOP_NOW_SIGNAL`, because a worker that has not yet handled the
+        first SIGTERM would not notice another SIGTERM.
         """
         with _open_pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
@@ -133,8 +137,8 @@ class Workers:
                 Worker(index, self._count, self._listeners, read, self._folder)
                 for index in range(self._count)
             ]
-            # Freeze all objects: the garbage collector then does not write to them, so workers
-            # share their memory.
+            # Exclude all existing objects from garbage collection. The collector then does not
+            # write to their memory pages, so the workers continue to share these pages.
             gc.collect()
             gc.freeze()
             for worker in workers:
@@ -142,8 +146,8 @@ class Workers:
             while self._children:
                 time.sleep(_POLL_S)
                 if self._ending:
-                    # Close the parent's copies of the sockets: while one is open, the kernel
-                    # accepts connections that are never served.
+                    # Close the listening sockets in the parent, too. While they are open anywhere,
+                    # the kernel accepts connections, which would never be served.
                     for listener in self._listeners:
                         listener.close()
                 for worker in workers:
@@ -151,8 +155,8 @@ class Workers:
         return self._code
 
     def _start(self, worker: Worker) -> None:
-        # Block signals during the fork, so that the child never runs the parent's handlers. In the
-        # child, SIGHUP stays blocked until the worker has its own handler.
+        # Block signals during the fork, so that the child never runs the parent's signal handlers.
+        # In the child, SIGHUP stays blocked until the worker installs its own handler.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDED_BY, signal.SIGHUP})
         try:
             child = _FORK.Process(target=self._begin, args=(worker,))
@@ -161,13 +165,13 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._children[worker.index] = child
         self._started[worker.index] = time.monotonic()
-        if self._ending:  # the signal came while the child was being started
+        if self._ending:  # the signal came before `_children` had this child
             _send(child, signal.SIGTERM)
 
     def _begin(self, worker: Worker) -> NoReturn:
-        """Run the work in the forked child, and exit with the code that it returns."""
-        # Use a process group of its own: Ctrl-C in a terminal must reach only the parent, which
-        # forwards it.
+        """Run `work` in the forked child, and exit with the returned code."""
+        # Move the child to a new process group. Ctrl-C in a terminal then sends SIGINT only to the
+        # parent, which forwards it.
         os.setpgid(0, 0)
         os.close(self._write)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -180,8 +184,8 @@ class Workers:
         if child is None or (code := child.exitcode) is None:
             return
         refused = code == _WRONG_SETTINGS
-        # End with an error only if no other worker runs. Otherwise the settings were valid when the
-        # others started, and may be repaired.
+        # Stop the parent with an error only if no other worker runs. If other workers run, they
+        # started with valid settings, so an operator may be editing the settings and may fix them.
         serving = any(other.exitcode is None for other in self._children.values())
         if refused and not serving and not self._ending:
             self._code = code
@@ -206,7 +210,7 @@ class Workers:
 
 
 def _send(child: BaseProcess, number: int) -> None:
-    if child.exitcode is None:  # the child was not reaped, so its process id is not reused
+    if child.exitcode is None:  # not reaped yet, so no other process can have its id
         assert child.pid is not None
         # Ignore the error: the child may end between the check and the signal.
         with suppress(ProcessLookupError):
@@ -214,7 +218,7 @@ def _send(child: BaseProcess, number: int) -> None:
 
 
 def report_bad_settings(error: Exception) -> int:
-    """Print what is wrong with the settings. Return the exit code for wrong settings."""
+    """Print `error`, which says what is wrong with the settings. Return the exit code."""
     print(f"gateway: {error}", file=sys.stderr, flush=True)
     return _WRONG_SETTINGS
 

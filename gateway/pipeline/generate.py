@@ -74,7 +74,7 @@ async def generate(
         if error.cause is not None:
             service.metrics.queue_refusals.labels(batch.caller.tenant, error.cause).inc()
         if error.cause in _DEADLINE_CAUSES and _is_client_deadline_first(service, batch):
-            raise ClientDeadlineTooNear(error.message, error.wait_s) from None
+            raise ClientDeadlineTooNear(error.message, error.wait_s, error.cause) from None
         raise
     except TimeoutError as error:
         by_client = batch.caller.timeout_s is not None or isinstance(error, NotTakenInTime)

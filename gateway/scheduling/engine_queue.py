@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 
 from gateway.errors import Overloaded
 from gateway.scheduling.fair_budget import Ask, FairBudget, Permit, min_optional
-from gateway.scheduling.forecast import Standing, expected_wait_s
+from gateway.scheduling.forecast import MIN_SAMPLES, Standing, expected_wait_s
 from gateway.scheduling.kinds import Lane
 from gateway.scheduling.queues import Scope, Scopes, TenantQueue
 
@@ -124,7 +124,7 @@ class EngineQueue(FairBudget):
         return turn_s
 
     def _expect_wait(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
-        if not queue.pace.is_known:
+        if not queue.pace.is_known and queue.waiting < MIN_SAMPLES:
             return None
         pool = self._pool
         found = [

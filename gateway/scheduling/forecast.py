@@ -15,9 +15,13 @@ from typing import NamedTuple
 # Averages are mostly determined by this number of recent samples. Older samples have little weight.
 _WINDOW_SAMPLES = 16
 _DECAY = 1 - 1 / _WINDOW_SAMPLES
-# Minimum number of samples for a forecast. Without a forecast, a request is never refused for its
-# expected wait, so a tenant's first requests are always admitted.
-_MIN_SAMPLES = 8
+# Number of samples from which on a tenant's forecast is based on its own requests alone. Before, so
+# many of its requests may wait without a forecast.
+MIN_SAMPLES = 8
+# Assumed seconds for which a tenant's requests hold a slot, while none was released. Their weight
+# falls to zero with the first `MIN_SAMPLES` releases. Without an assumption, a burst at the start
+# of a gateway would be queued as a whole, and most of it refused only when it had waited in vain.
+_ASSUMED_S = 2.0
 # Number of mean deviations above the mean time. Only 1 or 2 % of all first tokens come later.
 _LATE_DEVIATIONS = 3.0
 
@@ -56,8 +60,8 @@ class Pace:
 
     @property
     def is_known(self) -> bool:
-        """True if enough slots were released for a forecast."""
-        return self._releases >= _MIN_SAMPLES
+        """True if enough slots were released for a forecast without an assumption."""
+        return self._releases >= MIN_SAMPLES
 
     def freed_per_s(self, taken: int, now: float) -> float:
         """Return how many of `taken` slots are expected to be released per second.
@@ -66,6 +70,7 @@ class Pace:
         low.
         """
         taken_s = self._in_use_s + self._in_use * (now - self._since)
+        taken_s += _ASSUMED_S * max(0.0, 1 - self._releases / MIN_SAMPLES)
         return taken * (self._released_slots + 1) / max(taken_s, 1e-6)
 
     def record_first_token(self, seconds: float) -> None:
@@ -79,7 +84,7 @@ class Pace:
     @property
     def first_token_s(self) -> float:
         """Seconds after a grant by which nearly all first tokens have come; 0.0 while unknown."""
-        if self._first_tokens < _MIN_SAMPLES:
+        if self._first_tokens < MIN_SAMPLES:
             return 0.0
         return self._mean_s + _LATE_DEVIATIONS * self._deviation_s
 

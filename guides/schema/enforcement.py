@@ -7,8 +7,7 @@ See decision 020 in docs/decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Container, Sequence
 
 from guides.releases import NEWEST, Costs
 from guides.schema.keywords import refuse, step
@@ -17,6 +16,11 @@ from guides.schema.keywords import refuse, step
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
+# Cheaper bounds are not worth leaving out.
+_MIN_BOUND_COST_US = 500
+
+Bound = tuple[float, str]
+"""A bound of a schema: the microseconds that it costs to compile, and the schema's JSON path."""
 
 
 class Enforcement:
@@ -28,16 +32,17 @@ class Enforcement:
     """
 
     def __init__(
-        self, best_effort: Sequence[str] = (), costs: Costs = NEWEST, max_bound_cost: float = inf
+        self,
+        best_effort: Sequence[str] = (),
+        costs: Costs = NEWEST,
+        too_heavy: Container[Bound] = (),
     ) -> None:
-        """Create the policy.
-
-        In best-effort schemas, bounds that cost more than `max_bound_cost` microseconds are left
-        out.
-        """
+        """Create the policy. The bounds `too_heavy` of best-effort schemas are left out."""
         self._best_effort = tuple(best_effort)
-        self._max_bound_cost = max_bound_cost
+        self._too_heavy = too_heavy
         self.costs = costs
+        self.bounds: dict[Bound, None] = {}
+        """Bounds of best-effort schemas that would take less time to compile if left out."""
         self._left_out: dict[str, None] = {}
 
     def leave_out(self, path: str, keyword: str, why: str = "") -> None:
@@ -61,7 +66,10 @@ class Enforcement:
 
     def is_too_heavy(self, cost: float, path: str) -> bool:
         """Return True if a bound that costs `cost` microseconds must be left out at `path`."""
-        return cost > self._max_bound_cost and self.is_best_effort(path)
+        if cost < _MIN_BOUND_COST_US or not self.is_best_effort(path):
+            return False
+        self.bounds[cost, path] = None
+        return (cost, path) in self._too_heavy
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ class Reader:
             why = self._why_not(found)
         if why is None:
             return found
-        self.enforcement.leave_out(path, keyword, why)
+        self.enforcement.leave_out(path, keyword, f"{keyword}: {why}")
         return None
 
     def spend(self, path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from guides.limits import MAX_WEIGHT
 from guides.schema.atom import Atom
-from guides.schema.costs import length_cost, pattern_cost, range_cost
+from guides.schema.costs import format_cost, length_cost, pattern_cost, range_cost
 from guides.schema.enforcement import Enforcement
 from guides.schema.keywords import FORMATS
 from guides.schema.reading import Reader
@@ -75,6 +75,9 @@ def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -
     if enforcement.is_too_heavy(pattern_cost(pattern, enforcement.costs), atom.path):
         enforcement.leave_out(atom.path, "pattern")
         del found["pattern"]
+    if enforcement.is_too_heavy(format_cost(found, enforcement.costs), atom.path):
+        enforcement.leave_out(atom.path, "format")
+        del found["format"]
     return found
 
 
@@ -117,15 +120,15 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
     if highs:
         found["maximum"] = min(highs)
     if found.get("minimum", 0) <= found.get("maximum", math.inf):
-        # Drop these bounds: the library zod writes them for each integer, and a compiler would take
-        # 50 ms for each pair.
-        if found.get("minimum") == -_MAX_SAFE_INTEGER:
+        # Drop bounds that no client can notice, since JSON numbers beyond them lose digits. The
+        # library zod writes them for each integer, and a compiler would take 50 ms for each pair.
+        if found.get("minimum", 0) <= -_MAX_SAFE_INTEGER:
             del found["minimum"]
-        if found.get("maximum") == _MAX_SAFE_INTEGER:
+        if found.get("maximum", 0) >= _MAX_SAFE_INTEGER:
             del found["maximum"]
     for keyword in ("minimum", "maximum"):
         if abs(found.get(keyword, 0)) > _MAX_INTEGER:
-            why = f"{keyword}: a bound of integers has 64 bits"
+            why = f"{keyword} is {found[keyword]}; the bounds of integers have 64 bits"
             enforcement.leave_out(path, keyword, why)
             del found[keyword]
     return found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from guides.releases import Costs
-from guides.schema.costs import length_cost, pattern_cost, range_cost
+from guides.schema.costs import format_cost, length_cost, pattern_cost, range_cost
 
 _MIN_COST_US = 1_000
 
@@ -20,7 +20,7 @@ _MIN_COST_US = 1_000
 def share(schema: Any, costs: Costs) -> Any:
     """Return a schema from `rewrite` in which equal costly subschemas are moved to definitions.
 
-    Costly subschemas are those of strings and numbers with bounds or patterns, and enums.
+    Costly subschemas are those of strings and numbers with bounds, patterns or formats, and enums.
     """
     if not isinstance(schema, dict):
         return schema
@@ -87,6 +87,6 @@ def _replaced_part(
         text = json.dumps(part, ensure_ascii=False, sort_keys=True)
         cost = range_cost(part, costs) + length_cost(part, costs)
         cost += len(text) * costs.character if "enum" in part else 0
-        cost += pattern_cost(part.get("pattern"), costs)
+        cost += pattern_cost(part.get("pattern"), costs) + format_cost(part, costs)
         return on_part(text, part) if cost >= _MIN_COST_US else part
     return _replace(part, costs, on_part)

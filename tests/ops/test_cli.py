@@ -203,6 +203,18 @@ def test_settings_that_do_not_go_together_name_themselves(gateway: Gateway, tmp_
     assert answer.stderr == "gateway: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
 
 
+@pytest.mark.parametrize("release", ["foo", "0.1", "v0.1.32", "0.1.32\n"])
+def test_a_release_of_xgrammar_is_three_numbers(
+    gateway: Gateway, tmp_path: Path, release: str
+) -> None:
+    answer = gateway("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_XGRAMMAR_RELEASE=release)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith(
+        f"gateway: GATEWAY_XGRAMMAR_RELEASE: found {release!r}; it must be the release of xgrammar "
+        "in the engines as X.Y.Z, such as 0.1.32"
+    )
+
+
 # Variables that a kubelet sets in each container for Services such as `gateway`.
 SERVICE_LINKS = {
     "GATEWAY_SERVICE_HOST": "10.96.0.10",

@@ -22,7 +22,7 @@ const CHARTS = [
 ];
 
 const TILES = [
-  ["under way", "requests", (state) => [state.in_flight ?? 0, state.places && `of ${figure(state.places)} places`]],
+  ["under way", "requests", (state) => [state.in_flight ?? 0, state.places && `of ${figure(state.places)} slots`]],
   ["waiting", "requests", (state) => [(state.waiting ?? 0) + (state.waiting_to_begin ?? 0), waitingFor(state)]],
   ["replicas ready", "replicas", (state) => readyOf(Object.values(state.replicas ?? {}))],
   ["adapters", "adapters", (state) => [Object.keys(state.adapters ?? {}).length, heldOf(state)]],
@@ -30,7 +30,7 @@ const TILES = [
 ];
 
 const waitingFor = (state) =>
-  state.waiting_to_begin ? `${figure(state.waiting_to_begin)} of them for this gateway's own cores` : "for a place";
+  state.waiting_to_begin ? `${figure(state.waiting_to_begin)} of them for this gateway's own cores` : "for a slot";
 const readyOf = (all) => [all.filter((it) => it.state === "ready" && !it.drain).length, `of ${figure(all.length)}`];
 
 function refusedOf(state) {

@@ -41,7 +41,7 @@ function consequences(endpoint, replica) {
     return ["No other replica is ready: new requests are refused until one is. What is under way ends there."];
   }
   const places = left.reduce((sum, [, it]) => sum + (it.places ?? 0), 0);
-  const stay = `${count(left.length, "other replica")}${places ? ` with ${count(places, "place")}` : ""}`;
+  const stay = `${count(left.length, "other replica")}${places ? ` with ${count(places, "slot")}` : ""}`;
   const running = count(replica.in_flight ?? 0, "request");
   return [
     replica.in_flight

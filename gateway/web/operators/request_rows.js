@@ -140,7 +140,7 @@ function askStop(id, request) {
     title: `Stop this request of ${request.tenant || "whoever sent it"}?`,
     tells: [
       `${request.model ?? "A model"}${where}, for ${age}, with ${count(request.completion_tokens ?? 0, "token")} so far. Its id is ${id}.`,
-      "The engine is told to stop at once, and its place is free for others. Its client is told that an operator stopped it; what was generated is charged.",
+      "The engine is told to stop at once, and its slot is free for others. Its client is told that an operator stopped it; what was generated is charged.",
     ],
     confirm: "Stop it",
     danger: true,

@@ -75,7 +75,7 @@ const REFUSALS = {
   __proto__: null,
   queue_full: "the queue was full",
   queue_timeout: "no slot became free in time",
-  expected_wait: "no place would have come free in time",
+  expected_wait: "no slot was expected to become free in time",
   too_late: "the first token would have come too late",
   core_busy: "the gateway's own cores were busy",
 };

@@ -165,7 +165,7 @@ async def test_a_flood_is_refused_at_once_and_other_tenants_are_not(
 
 
 async def test_health_metrics_and_admins_are_answered_during_a_flood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with busy_gateway(tmp_path, monkeypatch) as it:
         asked = await it.overload("flood")
@@ -181,6 +181,8 @@ async def test_health_metrics_and_admins_are_answered_during_a_flood(
         # Operators are notified of the overload, too.
         await it.until(lambda: "busy" in it.service.troubles.facts())
         await it.go_on(*asked)
+        # The overload has one line in the log. Its refusals have none.
+        assert caplog.text.count("THE GATEWAY'S OWN CORE IS BUSY") == 1
 
 
 async def test_strangers_wait_and_are_refused_among_themselves(

@@ -6,11 +6,13 @@ import asyncio
 import random
 import time
 from collections.abc import Collection, Iterator, Sequence
+from typing import cast
 
 import pytest
 
 from gateway.errors import Overloaded
 from gateway.scheduling.engine_queue import EngineQueue
+from gateway.scheduling.forecast import MIN_SAMPLES
 from gateway.scheduling.kinds import Lane
 from gateway.scheduling.queues import Scope
 
@@ -354,6 +356,40 @@ async def test_a_lane_that_is_full_is_forecast_by_itself() -> None:
         await asyncio.sleep(0)
         assert admission.waiting == 1
     await waits
+
+
+async def test_of_a_burst_at_the_start_only_what_may_be_served_in_time_is_queued() -> None:
+    """Nothing is known of the tenant's requests yet, so two seconds for each are assumed."""
+    admission = EngineQueue(lambda: 4, queue=1000, wait_s=30)
+
+    def enter() -> asyncio.Task[None]:
+        permit = admission.permit("a", first_token_s=60, max_expected_s=10)
+        return asyncio.create_task(permit.__aenter__())
+
+    burst = [enter() for _ in range(150)]
+    await asyncio.sleep(0)
+    assert admission.in_flight == 4
+    assert 8 < admission.waiting <= 21
+    refused = [task for task in burst if task.done() and task.exception()]
+    assert len(refused) == 150 - 4 - admission.waiting
+    assert {cast(Overloaded, task.exception()).cause for task in refused} == {"expected_wait"}
+    for task in burst:
+        task.cancel()
+
+
+async def test_the_first_requests_of_a_tenant_wait_however_few_slots_there_are() -> None:
+    admission = EngineQueue(lambda: 1, queue=1000, wait_s=30)
+    async with admission.permit("a"):
+        burst = [
+            asyncio.create_task(
+                admission.permit("a", first_token_s=60, max_expected_s=0.1).__aenter__()
+            )
+            for _ in range(20)
+        ]
+        await asyncio.sleep(0)
+        assert admission.waiting == MIN_SAMPLES
+        for task in burst:
+            task.cancel()
 
 
 async def test_a_resumed_answer_overtakes_those_of_its_tenant_that_still_wait() -> None:

@@ -365,7 +365,7 @@ async def test_health_tells_of_each(tmp_path: Path) -> None:
 
 async def test_a_tenant_who_wants_what_few_can_do_starves_nobody(tmp_path: Path) -> None:
     """A flood for one replica's capability starves neither other requests nor other tenants."""
-    settings = {"tenant_share": 0.75, "queue_size": 40}
+    settings = {"tenant_share": 0.75, "queue_size": 40, "refuse_early": False}
     async with pool(tmp_path, tenants=True, **settings) as both:
         both.old.fault = "slow"
         greedy = [asyncio.create_task(both.ask("greedy", **ONLY_OLD)) for _ in range(30)]

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.config.settings import Settings
+from gateway.scheduling.forecast import MIN_SAMPLES
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -159,6 +160,16 @@ async def test_by_default_too_long_a_wait_is_refused_at_once_and_a_late_turn_is_
         assert it.refused("any", "queue_timeout") + it.refused("any", "too_late") == 0
 
 
+async def test_a_flood_at_the_start_of_a_gateway_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing is known of the tenant's requests yet, and none of them ends soon."""
+    async with case(tmp_path) as it:
+        asked, refused = await it.flood("any")
+        assert MIN_SAMPLES <= it.service.admission.waiting < FLOOD / 2
+        assert it.refused("any", "expected_wait") == len(refused) > FLOOD / 2
+        it.go_on()
+        await asyncio.gather(*asked)
+
+
 def test_the_default_wait_is_one_that_people_accept() -> None:
     fields = Settings.model_fields
     assert fields["max_expected_wait"].default <= 10 < fields["queue_timeout"].default
@@ -223,8 +234,28 @@ async def test_a_deadline_of_the_clients_own_pages_nobody(
         assert "retry-after" in refused[0].headers
         labels = {"path": URL, "status": counted}
         assert metric_of(it.service, "gateway_requests_total", **labels) == len(refused)
+        # Operators see the same cause as in the metric.
+        assert it.refused("any", "expected_wait") == len(refused)
+        assert it.service.monitor.demand.refused["any"] == {"expected_wait": len(refused)}
         it.go_on()
         await asyncio.gather(*asked)
+
+
+@pytest.mark.parametrize(
+    ("waits", "warned"),
+    [
+        ({"queue_timeout": 5, "max_expected_wait": 6}, True),
+        ({"queue_timeout": 5, "max_expected_wait": 5}, False),
+        ({"queue_timeout": 5}, False),
+    ],
+)
+async def test_an_expected_wait_without_effect_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, waits: dict[str, float], warned: bool
+) -> None:
+    async with case(tmp_path, **waits):
+        pass
+    told = "GATEWAY_MAX_EXPECTED_WAIT, 6 s, has no effect above GATEWAY_QUEUE_TIMEOUT, 5 s"
+    assert (told in caplog.text) is warned
 
 
 async def test_where_it_is_off_all_wait(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def _relaxed(schema: Any) -> tuple[Any, tuple[str, ...]]:
             ["$.patternProperties"],
         ),
         (
-            {"type": "integer", "minimum": 0, "maximum": 1e300},
-            {"type": "integer", "minimum": 0},
-            ["$.maximum"],
+            {"type": "integer", "minimum": 2**63, "maximum": 1e300},
+            {"type": "integer"},
+            ["$.minimum"],
         ),
         (
             {"type": "object", "propertyNames": {"maxLength": 3}},
