@@ -1,6 +1,7 @@
-"""The two representations of an adapter, both immutable: PEFT's files, and TensorRT-LLM's tensors.
+"""The two representations of a LoRA adapter. Both are immutable.
 
-`Adapter` is an adapter as PEFT saved it. `Converted` is an adapter as TensorRT-LLM's input tensors.
+`Adapter` describes the files that PEFT saved. `Converted` has the input tensors with which
+TensorRT-LLM gets the adapter.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ MODULE_IDS: Mapping[str, int] = {
 }
 MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
 LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
-"""Modules whose converted rows fit only engines with the same `tp_size`.
+"""Modules whose converted rows fit only an engine with the same tensor parallel size (`tp_size`).
 
-Rows of fused modules are interleaved for the engine's tensor parallel ranks. Expert modules cannot
-be split among ranks (see `adapters.plan`).
+The rows of fused modules are interleaved for the engine's tensor parallel ranks. Expert modules are
+converted only for a single rank, because TensorRT-LLM cannot split them (see `adapters.plan`).
 """
 
 _CONFIG_ROW = struct.Struct("<3i")
@@ -88,8 +89,9 @@ class LoraSettings:
 class Adapter:
     """A PEFT adapter whose configuration and safetensors header have been validated.
 
-    `identity` is (inode, size, mtime in ns) of the weights file at that time. If the file has
-    changed when its values are read, it is refused.
+    The tensors' values have not been read yet. `identity` is (inode, size in bytes, mtime in ns) of
+    the weights file during validation. `adapters.convert` reads the values later, and refuses a
+    file whose identity has changed since then.
     """
 
     settings: LoraSettings
@@ -100,7 +102,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The layers in which an adapter has rows for one module with one rank. `layers` is sorted."""
+    """The layers in which an adapter changes `module` with LoRA matrices of rank `rank`.
+
+    `layers` is sorted.
+    """
 
     module: str
     rank: int
@@ -111,12 +116,16 @@ class ModuleRows:
 class Converted:
     """An adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
 
-    `config` is int32 little-endian [1, rows, 3] (module id, layer, rank). `weights` is [1, rows,
-    width] in `dtype`, little-endian. Both are the exact bytes that are sent to Triton. `digest` is
-    the `content_digest` of both, in hex. `tp_size` is the tensor parallel size of the engine for
-    which the tensors were laid out. It is None if the layout does not depend on the size, or the
-    size is unknown. The digest does not cover `tp_size`, so a store indexed by digest must store
-    `tp_size` separately.
+    Each row of the two tensors belongs to one module in one layer. `config` and `weights` are the
+    exact bytes that are sent to Triton, in little-endian order.
+
+    Attributes:
+        config: int32 [1, rows, 3]. Each row has the module id, the layer and the rank.
+        weights: [1, rows, width] in `dtype`. Each row has the values of A and B (`adapters.plan`).
+        digest: the hex digest that `content_digest` computes from the two tensors.
+        tp_size: tensor parallel size of the engine for which the tensors were laid out. None if
+            the layout is the same for every size, or if the size is unknown. `digest` does not
+            cover `tp_size`, so a store that is indexed by digest must store `tp_size` separately.
     """
 
     dtype: Dtype
@@ -137,12 +146,12 @@ class Converted:
         return self.rows * self.width * ITEM_BYTES
 
     def config_rows(self) -> Iterator[tuple[int, int, int]]:
-        """Return (module id, layer, rank) of each row, in the order of the rows."""
+        """Return an iterator of (module id, layer, rank) for each row of `config`, in order."""
         return _CONFIG_ROW.iter_unpack(self.config)
 
     @property
     def modules(self) -> tuple[ModuleRows, ...]:
-        """The adapter's rows, grouped by module and rank, in the order of the module ids."""
+        """The adapter's modules, sorted by module id, with one `ModuleRows` per module and rank."""
         layers: dict[tuple[int, int], list[int]] = {}
         for module, layer, rank in self.config_rows():
             layers.setdefault((module, rank), []).append(layer)
@@ -172,11 +181,11 @@ def content_digest(
 
 
 def task_id(digest: str) -> int:
-    """Return a `lora_task_id` derived from a digest, for callers without a registry.
+    """Return a `lora_task_id` derived from a digest, for adapters that are not in a registry.
 
-    The id is the digest's first 63 bits, from 1 to 2**63 - 1. Versions in a registry have random
-    ids instead: an attacker could search for tensors whose digests have the same first bits. See
-    `adapters.record.draw_task_id`.
+    The id is the digest's first 63 bits, from 1 to 2**63 - 1. An attacker could construct two
+    adapters whose digests have the same first bits, and which therefore have the same id. For this
+    reason a registry draws random ids instead (`adapters.record.draw_task_id`).
     """
     return (int(digest[:16], 16) >> 1) or 1
 
@@ -188,7 +197,7 @@ def make_converted(
     weights: bytes | bytearray | memoryview,
     tp_size: int | None = None,
 ) -> Converted:
-    """Return a `Converted` with its digest."""
+    """Return a `Converted` from these rows and weights. Compute `config` and `digest`."""
     config = pack_config(rows)
     digest = content_digest(dtype, len(rows), width, config, weights)
     return Converted(

@@ -1,8 +1,7 @@
 """Properties of an engine that an adapter must fit: shapes, data type, LoRA modules, largest rank.
 
-The properties are read from ``config.json`` of a TensorRT-LLM engine folder (v0.8 and later:
-`pretrained_config` and `build_config`), or from a Hugging Face ``config.json``. The latter states
-neither LoRA modules nor a rank.
+The properties are read from the ``config.json`` of a TensorRT-LLM engine folder or of a Hugging
+Face model folder. The file of a Hugging Face model states neither LoRA modules nor a largest rank.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from adapters.errors import MissingFile, UnsupportedEngine
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A base model that is served, with the properties that an adapter must fit.
+    """A served base model, with the properties that an adapter must fit.
 
-    `names` are all names of the model. An adapter's `base_model_name_or_path` must be one of them.
-    Field names are those of TensorRT-LLM's configuration. Sizes are of the complete model, before
-    any tensor parallel split. `lora_target_modules` may contain modules of later releases, which
-    are not in `MODULE_IDS`.
+    `names` lists the names under which the model is known. The `base_model_name_or_path` of an
+    adapter must match one of these names. All other fields are named as in TensorRT-LLM's
+    configuration. Sizes describe the complete model, before any tensor parallel split.
+    `lora_target_modules` may contain modules of later TensorRT-LLM releases. `MODULE_IDS` does not
+    have these modules.
     """
 
     names: tuple[str, ...]
@@ -58,12 +58,20 @@ def read_base_model(
 ) -> BaseModel:
     """Read the base model from ``folder/config.json``.
 
-    The folder's name, and the file's `_name_or_path` if any, are added to `names`.
+    The name of the folder is added to `names`, and so is the file's `_name_or_path` if it exists.
 
-    The keyword arguments override the file. Pass `dtype` if Triton's model configuration has
-    another type for `lora_weights`. A Hugging Face configuration does not state LoRA modules and
-    rank: pass `lora_target_modules` and `max_lora_rank`. Its defaults are the file's data type
-    (float16 unless bfloat16), all modules, and rank 64. Raise `MissingFile` or `UnsupportedEngine`.
+    The keyword arguments override the values of the file. The file of a Hugging Face model states
+    neither LoRA modules nor a rank, so the last two arguments have defaults for it.
+
+    Args:
+        dtype: data type of `lora_weights`. Pass the type in Triton's model configuration if it
+            differs from the type in the file. In the file of a Hugging Face model, every type
+            other than bfloat16 is read as float16.
+        lora_target_modules: modules that adapters may change. The default for a Hugging Face model
+            is all modules.
+        max_lora_rank: largest rank of an adapter. The default for a Hugging Face model is 64.
+
+    Raise `MissingFile` or `UnsupportedEngine`.
     """
     known = (*names, folder.resolve().name)
     try:
@@ -91,7 +99,9 @@ def read_base_model(
 
 
 def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -> BaseModel:
-    """Return the base model of an engine. Raise `UnsupportedEngine` if it cannot run adapters.
+    """Return the base model of an engine.
+
+    Raise `UnsupportedEngine` if the engine cannot run adapters.
 
     `file` is the path of the configuration, for the error message.
     """

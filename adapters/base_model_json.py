@@ -1,4 +1,8 @@
-"""JSON format of base models. Gateways use it to send agents the base model of their adapters."""
+"""JSON format of a `BaseModel`.
+
+Gateways store the base model in Redis in this format, beside the adapters that were converted for
+it. The agents that write PEFT files on the engines' machines read it there.
+"""
 
 from __future__ import annotations
 

@@ -12,12 +12,15 @@ from collections.abc import Iterable, Sequence
 
 _UNSAFE = frozenset("\\'\"`$")
 MAX_NAME_CHARACTERS = 4096
-"""Limit of a name's length: the longest path on Linux. It bounds the time for comparing names."""
+"""Limit of a name's length, which bounds the time for comparing names.
+
+The value is the length of the longest path on Linux.
+"""
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
-# Suffixes of quantized copies. If one suffix ends with another, the longer one comes first. Three
-# are left out on purpose: GGUF and MLX (PEFT does not train such models), `4bit` alone, and QAT
-# (such weights were trained separately).
+# Suffixes of quantized copies. If one suffix ends with another suffix, the longer suffix comes
+# first. Some suffixes are left out on purpose: GGUF and MLX, because PEFT does not train such
+# models; `4bit` alone; and QAT, because such weights were trained separately.
 _QUANTIZATIONS = (
     *("unsloth-bnb-4bit", "bnb-4bit", "bnb-8bit", "bnb-nf4"),
     *("gptq-int4", "gptq-int8", "gptq", "awq-int4", "awq", "int4", "int8"),
@@ -27,16 +30,16 @@ _QUANTIZATIONS = (
 
 
 def model_id(name_or_path: str) -> tuple[str | None, str]:
-    """Return (owner, name) in lower case.
+    """Return the owner and the name in a model id such as ``OWNER/NAME``, both in lower case.
 
-    For a path, the owner is None, and the name is the last component.
+    For a path, the owner is None, and the name is the last component of the path.
     """
     owner, name = _split(name_or_path)
     return (None if owner is None else owner.casefold()), name.casefold()
 
 
 def _split(name_or_path: str) -> tuple[str | None, str]:
-    """Return (owner, name) in the original spelling.
+    """Return the owner and the name in a model id or path, without changing upper and lower case.
 
     The path of a snapshot in the Hub's local cache ends in a commit hash. For such a path, return
     the owner and the name of the repository.
@@ -102,7 +105,10 @@ def suggested_alias(name_or_path: str) -> str | None:
 
 
 def alias_problem(alias: str) -> str | None:
-    """Return the problem of an alias, as the end of a sentence. Return None if it is valid."""
+    """Return the reason why an alias is invalid. Return None if the alias is valid.
+
+    The reason is the end of a sentence that begins with the alias, such as "must not be empty".
+    """
     if not alias:
         return "must not be empty"
     if len(alias) > MAX_ALIAS_CHARACTERS:

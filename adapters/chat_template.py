@@ -29,9 +29,10 @@ _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat template: its Jinja `source`, and `eos_token`, the text that ends a message in it.
+    """A chat template. `source` is its Jinja text.
 
-    `eos_token` is None if the folder does not state it.
+    `eos_token` is the text of the EOS token, which the template can write at the end of a message.
+    It is None if the adapter's folder does not state an EOS token.
     """
 
     source: str
@@ -61,8 +62,8 @@ class FoundTemplate:
 def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
     """Return the template in a folder. Return None if the folder has no template.
 
-    After resolving symbolic links, every file must lie inside the folder `within`. Raise a subclass
-    of `AdapterError`.
+    If `within` is set, every file must lie inside this folder after resolving symbolic links. Raise
+    a subclass of `AdapterError` if a file cannot be used.
     """
     config: dict[str, Any] = {}
     if (folder / _CONFIG).exists():

@@ -1,4 +1,7 @@
-"""Reader of config.json in TensorRT-LLM and Hugging Face folders. Its errors name the field."""
+"""Reader of the config.json in TensorRT-LLM and Hugging Face folders.
+
+If a field has a wrong value, the error names the field, the value found and the values allowed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ _SHOWN = 80
 class ConfigError(ValueError):
     """A file or one of its fields is invalid. `field` is "" if the complete file is invalid.
 
-    `says` replaces the "found ...; allowed: ..." part of the message if it would not help.
+    By default the message ends with "found ...; allowed: ...". If the argument `says` is given, the
+    message ends with this text instead.
     """
 
     def __init__(
@@ -41,10 +45,11 @@ class ConfigMissing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object in the file, with typed access to its fields. A null field counts as absent.
+    """A JSON object in the file, with methods that check the types of its fields.
 
-    A method with several names uses the first field that is present. Methods raise ConfigError for
-    a value of another type.
+    A field with the value null counts as absent. If a method is called with several field names, it
+    returns the value of the first field that is present. Methods raise ConfigError if a field has a
+    value of another type.
     """
 
     path: Path
@@ -53,7 +58,10 @@ class Section:
 
     @property
     def is_engine(self) -> bool:
-        """True if the file describes a TensorRT-LLM engine, False for a Hugging Face model."""
+        """True if the file describes a TensorRT-LLM engine.
+
+        False for the file of a Hugging Face model or of a TensorRT-LLM checkpoint.
+        """
         return not self.values.keys().isdisjoint(
             ("pretrained_config", "build_config", "builder_config")
         )
@@ -74,7 +82,10 @@ class Section:
         return None
 
     def require_count(self, *names: str) -> int:
-        """Return a positive integer. Raise ConfigError if the field is absent."""
+        """Return the value of a field that must be a positive integer.
+
+        Raise ConfigError if the field is absent or has another value.
+        """
         value = self.count(*names, least=1)
         if value is None:
             raise self.build_error(names[0], "a positive integer")

@@ -1,7 +1,7 @@
 """Conversion of PEFT tensors to TensorRT-LLM's `lora_weights`.
 
-Values are scaled, and rounded to the engine's data type. The memory use is one buffer of the final
-size, plus one tensor at a time.
+The values of B are multiplied by the LoRA scale, and all values are rounded to the engine's data
+type. The conversion needs memory for the complete result and for one PEFT tensor at a time.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def convert(adapter: Adapter, base: BaseModel) -> Converted:
 def pack(
     rows: Sequence[LoraRow], base: BaseModel, load: Callable[[str], Floats], file: str = WEIGHTS
 ) -> Converted:
-    """Return an adapter that consists of the planned rows.
+    """Return an adapter that consists of `rows`, with the values that `load` returns.
 
     Args:
-        rows: the rows, laid out for `base`.
+        rows: the rows to write, in order, as `adapters.plan` laid them out for `base`.
         load: returns a tensor by name, as a 2-D float32 array.
-        file: the file's name for errors.
+        file: name of the weights file, for errors.
 
-    Raise `NotFinite`.
+    Raise `NotFinite` if a value is NaN, or if it is or becomes infinite in the data type of `base`.
     """
     dtype = base.dtype
     width = max(row.length for row in rows)
@@ -105,7 +105,8 @@ def _load(file: BinaryIO, name: str, tensor: TensorInfo) -> Floats:
 
 
 def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
-    # Use max and min, which propagate NaN: two passes then find NaN and infinities.
+    # Compute the maximum and the minimum only. Both are NaN if any value is NaN, so two passes over
+    # the array find NaN and infinities.
     peak = float(np.maximum(values.max(), -values.min())) if values.size else 0.0
     if not np.isfinite(peak):
         raise NotFinite(file, name, peak, "finite values, also when scaled")

@@ -21,12 +21,16 @@ _OFF = (None, False, "", "disable", "false")
 class EngineConfig:
     """Configuration of an engine, with TensorRT-LLM's field names.
 
-    A field that the file does not state is None. Lengths are in tokens. Sizes are of the complete
-    model, before any tensor parallel split. `max_seq_len` limits prompt plus output; before v0.11,
-    it is the sum of both limits. `lora_plugin` is a dtype or `auto`, and None for an engine without
-    LoRA. `quant_algo` and `kv_cache_quant_algo` are names such as FP8 or INT8. `qwen_type`
-    distinguishes the generations of Qwen, which have the same architecture. `raw_config` is the
-    file's JSON object.
+    A field that the file does not state is None. Lengths are in tokens. Sizes describe the complete
+    model, before any tensor parallel split.
+
+    Attributes:
+        max_seq_len: limit of prompt plus output. Engines before v0.11 state separate limits for
+            the prompt and for the output. For such an engine, this field is the sum of the two.
+        lora_plugin: a dtype or `auto`; None for an engine without LoRA.
+        quant_algo, kv_cache_quant_algo: names such as FP8 or INT8.
+        qwen_type: generation of a Qwen model. All generations have the same architecture name.
+        raw_config: the JSON object in the file.
     """
 
     version: str | None = None
@@ -202,7 +206,7 @@ def _read_builder(top: Section) -> EngineConfig:
 
 
 def _limits(build: Section) -> dict[str, Any]:
-    """Return the limits whose names are the same in both formats."""
+    """Return the limits whose names are the same in `build_config` and in `builder_config`."""
     prompt, output = build.count("max_input_len"), build.count("max_output_len")
     both = None if prompt is None or output is None else prompt + output
     return {

@@ -1,8 +1,9 @@
 """Errors for refused adapters, and errors of the store of converted adapters.
 
-Every `AdapterError` has four attributes: the file, the field in it, the value found and the values
-allowed. `code` is a stable identifier for programs. The message is for people. The argument `says`
-replaces the "found ...; allowed: ..." part of the message if it would not help.
+Every `AdapterError` states four facts: the file, the field in the file, the value found and the
+values allowed. `code` is a stable identifier for programs. The message is for people: by default
+"<file>: <field>: found ...; allowed: ...". If the argument `says` is given, the message is
+"<file>: <says>" instead.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ _SHOWN = 200
 
 
 def _short(value: object) -> str:
-    """Return a value as one short printable line.
+    """Return a value as one short printable line for a message.
 
-    The author of an adapter may have chosen the text, so it is not trusted.
+    The author of an adapter may have chosen the value, so it may be long or have control
+    characters.
     """
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _SHOWN:
@@ -28,7 +30,7 @@ def _short(value: object) -> str:
 
 
 class AdapterError(Exception):
-    """An adapter, a name or an engine does not fit. The message says what the operator can do."""
+    """Base class of the errors with which an adapter, a name, a source or an engine is refused."""
 
     code: ClassVar[str] = "adapter_refused"
 
@@ -58,7 +60,7 @@ class MissingFile(AdapterError):
 
 
 class PickleRefused(AdapterError):
-    """The weights exist only as a pickle. Reading a pickle runs code."""
+    """The weights exist only as a pickle. Pickles are refused: loading a pickle can run code."""
 
     code = "adapter_pickle_refused"
 
@@ -100,16 +102,16 @@ class IncompleteAdapter(AdapterError):
 
 
 class InvalidRank(AdapterError):
-    """The rank exceeds the engine's maximum, or tensors that must have the same rank differ.
+    """The rank exceeds the engine's maximum, or differs between tensors that must share one rank.
 
-    These are A and B of a module, and the experts of a layer.
+    A and B of a module must have the same rank, and so must all experts of a layer.
     """
 
     code = "adapter_rank_invalid"
 
 
 class ShapeMismatch(AdapterError):
-    """A tensor does not fit the base model."""
+    """The shape of a tensor, or the length of a row, does not fit the base model."""
 
     code = "adapter_shape_mismatch"
 
@@ -160,13 +162,17 @@ class UnknownAdapter(AdapterError):
 
 
 class UnknownVersion(AdapterError):
-    """The adapter has no such version."""
+    """The adapter does not have the requested version.
+
+    No version, or more than one version, begins with the requested digest. For a rollback without a
+    digest, there is no earlier version.
+    """
 
     code = "adapter_version_not_found"
 
 
 class InvalidSource(AdapterError):
-    """The text cannot name a source of adapters."""
+    """The source that a request names for an adapter is not a valid path or URL."""
 
     code = "adapter_source_invalid"
 
@@ -214,11 +220,14 @@ class StoreUnavailable(StoreError):
 
 
 class WritesRefused(StoreError):
-    """Redis responds but refuses writes now. Its memory may be full."""
+    """Redis responds but refuses writes now, for example because its memory is full."""
 
 
 class ChangeUnknown(StoreError):
-    """Redis did not confirm the change of an adapter name, and the disk refused it."""
+    """The gateway does not know whether the change of an adapter name took effect.
+
+    Redis did not confirm the change, and writing the change to the disk failed.
+    """
 
     code = "adapter_change_unknown"
 

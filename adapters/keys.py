@@ -1,12 +1,13 @@
-"""Parser of tensor names in an adapter's weights file.
+"""Parser of the tensor names in an adapter's weights file.
 
-It finds the LoRA module and the side, A or B.
+For each tensor name, the parser returns the LoRA module, and whether the tensor is A or B.
 
-PEFT saves ``base_model.model.PATH.lora_A.weight``. Other programs omit the prefix, append the
-adapter's name to `lora_A`, or leave wrappers of the training in the path. TensorRT-LLM's converter
-accepts all of these, because it searches only for ``.layers.N.``. This module accepts them, too,
-but it refuses an unknown prefix before the layers: the layers may then belong to a vision or audio
-encoder, and not to the text model.
+PEFT names a tensor ``base_model.model.PATH.lora_A.weight``. Other programs omit the prefix
+``base_model.model``, append the adapter's name to `lora_A`, or leave the names of training wrappers
+such as `_orig_mod` in the path. TensorRT-LLM's converter accepts all these variants, because it
+searches only for ``.layers.N.``. This module accepts the same variants, but refuses an unknown
+prefix before the layers. Behind such a prefix, the layers may belong to a vision or audio encoder
+instead of the text model.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _SIDES = ("lora_A", "lora_B")
 _PEFT_PREFIX = ["base_model", "model"]
 # Path parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing insert.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-# Path parts that are allowed before the layer list, in addition to the model family's: PEFT's
-# prefix, and the name of the text model in a multimodal model.
+# Path parts that are allowed before the layer list, in addition to those of the model family. They
+# are PEFT's prefix, and the name of the text model in a multimodal model.
 _ROOTS = frozenset(["base_model", "model", "language_model"])
 _OTHER_TOWERS = frozenset(
     [
@@ -51,10 +52,15 @@ _ALLOWED = "base_model.model.<module>.lora_A.weight and lora_B.weight"
 class LoraKey:
     """A parsed tensor name.
 
-    `path` is the module's path as in `adapters.modules`, `location` its position in the model.
-    `side` is A or B. `adapter` is the adapter's name in the tensor name, or "". `spellings` are the
-    paths that the keys of `rank_pattern` are compared with. For a name in PEFT's own format this is
-    the path that PEFT uses; for other names it is every possible path.
+    Attributes:
+        path: path of the module, as the families in `adapters.modules` name it.
+        location: position of the module in the model.
+        side: "A" or "B".
+        adapter: the adapter's name, if the tensor name contains it behind `lora_A` or `lora_B`,
+            else "".
+        spellings: the paths with which the keys of `rank_pattern` and `alpha_pattern` are compared.
+            For a tensor name in PEFT's own format, this is the single path that PEFT uses. For
+            other tensor names, these are all paths that PEFT may have used.
     """
 
     path: str
@@ -68,8 +74,8 @@ class LoraKey:
 class LoraModule:
     """A LoRA module of an adapter.
 
-    `keys` has the names of its tensors, by side. `spellings` has the `LoraKey.spellings` of both
-    tensors.
+    `keys` maps "A" and "B" to the names of the module's two tensors. `spellings` has the
+    `LoraKey.spellings` of both tensors.
     """
 
     location: ModuleLocation
@@ -174,9 +180,11 @@ def _unknown(module: str, layout: Family) -> UnsupportedModule:
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
     """Return all paths that keys of `rank_pattern` may use for the module with the path `raw`.
 
-    A name in PEFT's format contains exactly the path that PEFT compares with the keys. From any
-    other name, prefixes and wrappers were removed to get `bare`. It is unknown whether they existed
-    when the keys were written, so all combinations are returned.
+    `bare` is `raw` without the names of training wrappers. `path` is the path that the model family
+    uses. If the tensor name has PEFT's format, it contains exactly the path that PEFT compares with
+    the keys of `rank_pattern`, and only this path is returned. For any other tensor name, the
+    author may have written the keys with or without the prefix and the wrappers. In this case all
+    these paths are returned.
     """
     start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
     given = raw[start + 2 :]

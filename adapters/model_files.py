@@ -37,9 +37,9 @@ class FileProblem:
 
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each tokenizer file that is of another format.
+    """Return a problem for each tokenizer file that contains something else than its name says.
 
-    See `adapters.file_kinds`.
+    Such a file is, for example, a Git LFS pointer or a web page (see `adapters.file_kinds`).
     """
     return _foreign_problems(folder, _TOKENIZER_FILES)
 

@@ -16,16 +16,17 @@ from adapters.base_model import BaseModel
 from adapters.errors import UnsupportedEngine
 
 Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
-# Pattern of a number without leading zeros: with them, one layer could have several names.
+# Pattern of a number without leading zeros. With leading zeros, one layer could have several names,
+# such as `layers.1` and `layers.01`.
 _NUMBER = "(?:0|[1-9][0-9]{0,5})"
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the Hugging Face model, and the LoRA module that it is converted to.
+    """A linear layer of the Hugging Face model, and the LoRA module to which it is converted.
 
-    If the projection is fused and the engine was built without its LoRA module, it is split into
-    the modules `parts`. They are in the order of their rows in the output.
+    An engine may have been built without the LoRA module of a fused layer such as qkv. The layer is
+    then split into the modules `parts`. Their order is that of their rows in the fused layer's B.
     """
 
     module: str

@@ -1,9 +1,9 @@
 """Reader and writer of the files of TensorRT-LLM's hf_lora_convert.py.
 
 The files are ``model.lora_weights.npy`` and ``model.lora_config.npy`` (older:
-``model.lora_keys.npy``). They do not contain the shapes of the base model. An import therefore
-checks two things: the longest row has the expected width for this base model, and shorter rows are
-padded with zeros.
+``model.lora_keys.npy``). These files do not state the shapes of the base model. To detect an
+adapter of another base model, an import therefore checks two things: the longest row has the
+expected width for this base model, and shorter rows are padded with zeros.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def read(
 ) -> Converted:
     """Read the adapter in `folder`. Return it in the base model's data type, rounded if necessary.
 
-    The returned rows are in the order of `adapters.plan`. B must already contain the scaling, as
-    the converter writes it. Fused layers must be laid out for the base model's `tp_size`, which
-    cannot be verified from the files. Arguments and errors are those of `adapters.peft.read`.
+    The returned rows are in the order of `adapters.plan`. The values of B must already be
+    multiplied by the LoRA scale, as TensorRT-LLM's converter writes them. The rows of fused layers
+    must be laid out for the `tp_size` of `base`. The files do not state this size, so the layout is
+    not verified. The keyword arguments and the errors are those of `adapters.peft.read`.
     """
     name = CONFIG if (folder / CONFIG).exists() else OLD_CONFIG
     config = _config(_open(folder, name, within, max_bytes), name)
@@ -114,8 +115,8 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
 
     Pickles are refused.
     """
-    # Pass at most `_MAX_HEADER` bytes to numpy: before it checks its limit, it reads a header of
-    # any length that the file states.
+    # Pass at most `_MAX_HEADER` bytes to numpy. Before numpy checks its own limit, it reads as many
+    # bytes as the file states for the header.
     if (kind := kind_of(raw[:HEAD_BYTES])) is not None:
         raise CorruptFile(name, "header", kind.name, ".npy", says=kind.words)
     file = io.BytesIO(raw[:_MAX_HEADER])

@@ -1,6 +1,7 @@
-"""File names that TensorRT-LLM's hf_lora_convert.py uses.
+"""Names of the files that TensorRT-LLM's hf_lora_convert.py writes.
 
-This module is separate from `adapters.npy`: checking whether the files exist does not import numpy.
+The names are in a separate module because `adapters.npy` imports numpy. A caller that only checks
+whether the files exist does not need numpy.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ MAX_PATTERN = 256
 
 _ATOM = r"[A-Za-z0-9_.-]|\\[.dw-]|\[\^?(?:[A-Za-z0-9_.](?:-[A-Za-z0-9])?|\\[.dw-])+\]"
 _REPEAT = r"[*+?]\??|(?<!\))\{[0-9]{1,2}(?:,[0-9]{0,2})?\}\??"
-# Syntax of an allowed key. Matching this expression takes linear time: no two alternatives start
-# with the same character, and no token starts with a repeat.
+# Syntax of an allowed key. To match a key against this regular expression takes linear time: no two
+# of its alternatives start with the same character, and none starts with a repetition.
 _LANGUAGE = re.compile(rf"(?:\((?:\?:|(?!\?))|[|^$]|\\b|(?:{_ATOM}|\))(?:{_REPEAT})?)*")
 ALLOWED = (
     f"up to {MAX_PATTERN} characters of names, . | ( ) (?: ) ^ $ \\. \\d \\w \\b, classes such as "

@@ -1,7 +1,8 @@
 """Reader of adapters in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-This module checks what can be checked without a base model. `adapters.convert` checks that the
-adapter fits a base model. The fields have the meanings of `LoraConfig` in PEFT 0.21.
+This module checks everything that does not depend on a base model. `adapters.convert` checks later
+that the adapter fits a base model. The fields of ``adapter_config.json`` are interpreted as those
+of `LoraConfig` in PEFT 0.21.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ _REFUSED = {
     "use_merged_linear": "ms-swift saves merged layers in a form of its own",
     "use_qa_lora": "ms-swift's QA-LoRA pools the input in front of A",
 }
-# Values of init_lora_weights with which the base weights stay unchanged. With other methods, PEFT
-# subtracts something from the base weights when it creates the adapter, so the adapter fits only
-# the changed weights. If PEFT has converted such an adapter to a plain LoRA, the value is `true`.
+# Values of init_lora_weights with which PEFT leaves the base weights unchanged. With other values,
+# PEFT changes the base weights when it creates the adapter, for example by subtracting the initial
+# LoRA product. The adapter then fits only the changed weights. If PEFT has converted such an
+# adapter to a plain LoRA, the value is `true`.
 _PLAIN_INIT = (True, False, "gaussian", "eva", "orthogonal", None)
 _EMBEDDINGS = frozenset(["embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"])
 _MAX_PATTERNS = 4096
@@ -141,12 +143,16 @@ def refuse_other_kind(name: str, head: bytes) -> None:
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return a value that changes when the file is replaced or modified."""
+    """Return (inode, size, mtime in ns), which changes when the file is replaced or modified."""
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def resolve_file(folder: Path, name: str, within: Path | None) -> Path:
-    """Return ``folder/name`` if it is a regular file inside `within` after resolving links."""
+    """Return the path of the file ``folder/name`` after resolving symbolic links.
+
+    Raise `PathEscape` if the resolved path is outside the folder `within`. Raise `MissingFile` if
+    the path does not lead to a regular file.
+    """
     path = folder / name
     try:
         real = path.resolve(strict=True)

@@ -1,8 +1,11 @@
-"""Plan of the rows of `lora_config` and `lora_weights`. No values are read for it.
+"""Layout of the rows of TensorRT-LLM's inputs `lora_config` and `lora_weights` for one adapter.
 
-Each module in each layer has one row. Rows are ordered by layer, then by module id. A row has A
-[rank, in] row-major, then B [out, rank] row-major, then zeros up to the length of the longest row
-(TensorRT-LLM v0.17).
+The layout states which part of a row gets which values of a PEFT tensor. This module does not read
+the values. `adapters.convert` copies them according to the layout.
+
+The format is that of TensorRT-LLM v0.17. Each module in each layer has one row. Rows are ordered by
+layer, then by module id. A row has the values of A [rank, in], then the values of B [out, rank],
+both row-major, then zeros up to the length of the longest row.
 """
 
 from __future__ import annotations
@@ -45,9 +48,10 @@ Patterns = tuple[tuple[ModulePattern, Number], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """A part of a row: the rows `slices` of the 2-D tensor `tensor`, times `scale`, flattened.
+    """Part of a `LoraRow` that is copied from one 2-D PEFT tensor.
 
-    `offset` is the index of the part's first value in the row.
+    The part consists of the tensor's rows in the ranges `slices`, flattened and multiplied by
+    `scale`. `offset` is the index of the part's first value in the `LoraRow`.
     """
 
     offset: int
@@ -58,9 +62,9 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class LoraRow:
-    """A planned row. Values that are in none of `pieces` are zero.
+    """Layout of one row of `lora_weights`. Values outside all `pieces` are zero.
 
-    `length` is the number of values without the padding.
+    `length` is the number of values in the row without the padding at the row's end.
     """
 
     module: str
@@ -85,7 +89,7 @@ class _Pair:
 
 
 def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
-    """Return all rows of an adapter for this base model, in order.
+    """Return the layout of all rows of an adapter for this base model, in order.
 
     Raise a subclass of `AdapterError` if the adapter does not fit the model.
     """
@@ -145,10 +149,12 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
 
 
 def _scaling(settings: LoraSettings, path: str, spellings: Collection[str]) -> tuple[int, float]:
-    """Return (rank, scale) of a module: the values of the first pattern that matches.
+    """Return the rank of a module, and the scale of the module's LoRA product.
 
-    All `spellings` of the module's path are tried. Raise `UnsupportedFeature` if they yield
-    different values.
+    The first matching key of `rank_pattern` determines the rank, and the first matching key of
+    `alpha_pattern` determines alpha. Without a matching key, the adapter's `r` and `lora_alpha`
+    apply. The keys are compared with every path in `spellings`. Raise `UnsupportedFeature` if
+    different paths yield different values.
     """
 
     def one(field: str, patterns: Patterns[Number], default: Number) -> Number:
@@ -286,7 +292,7 @@ def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
 
 
 def check_runtime(module: str, base: BaseModel) -> None:
-    """Raise an error for a module that the C++ runtime would read at wrong offsets.
+    """Raise an error if TensorRT-LLM's C++ runtime would read a module's values at wrong offsets.
 
     The error is `UnsupportedModule` or `UnsupportedEngine`.
     """
@@ -309,10 +315,10 @@ def check_runtime(module: str, base: BaseModel) -> None:
 
 
 def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
-    """Return a row with one expert's values.
+    """Return the row of a module with the values of one expert. The values of others are zero.
 
-    Layout: [experts, rank, in] flattened, then [experts, out, rank]. The values of other experts
-    are zero.
+    The row has the A matrices of all experts, [experts, rank, in], and then their B matrices,
+    [experts, out, rank].
     """
     module = pair.projection.module
     if module not in base.lora_target_modules:

@@ -38,7 +38,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(text: str) -> bool:
-    """Return True if `text` is a full content digest. It is then safe in a path or a Redis key."""
+    """Return True if `text` is a full content digest: 64 lower-case hex digits.
+
+    A full digest can safely be used in a file path or in a Redis key.
+    """
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -71,7 +74,7 @@ def selected_name(model: str) -> str:
 def split_selector(model: str) -> tuple[str, str | None]:
     """Split ``NAME`` or ``NAME@DIGEST`` into (name, digest); the digest is None for ``NAME``.
 
-    The digest has 12 to 64 hex digits. Raise `InvalidName` otherwise.
+    Raise `InvalidName` for a DIGEST that does not have 12 to 64 hex digits in lower case.
     """
     name, at, digest = model.partition("@")
     if at and not _SELECTED.fullmatch(digest):
@@ -82,14 +85,19 @@ def split_selector(model: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """An immutable version of an adapter. `created` is in seconds since 1970.
+    """An immutable version of an adapter.
 
-    `nbytes` is the size of the converted weights in bytes. `source` describes the origin, as text
-    or as a URL without secrets. `added_by` is `DECLARED`, `SETTINGS`, or the start of the hash of
-    an admin's key; it is None in records of older gateways. `task_id`, from 1 to 2**63 - 1,
-    identifies the weights to engines. `weights` is the content digest of the tensors, which is the
-    key in stores. `digest` also covers the `chat_template`, if there is one. `tp_size` is the value
-    in `Converted`; it is None if an older gateway wrote the record.
+    Attributes:
+        digest: identifier of the version: a digest of `weights` and of `chat_template`. Without a
+            chat template, it equals `weights`.
+        weights: the `content_digest` of the converted tensors. Stores use it as their key.
+        created: time when the version was added, in seconds since 1970.
+        nbytes: size of the converted weights in bytes.
+        source: where the adapter came from, as text or as a URL without secrets.
+        task_id: `lora_task_id` that identifies the weights to engines, from 1 to 2**63 - 1.
+        added_by: `DECLARED`, `SETTINGS`, or the start of the hash of an admin's key. None in
+            records that older gateways wrote.
+        tp_size: `Converted.tp_size`. None in records that older gateways wrote.
     """
 
     digest: str
@@ -145,7 +153,8 @@ class Version:
 class DeclaredContent(NamedTuple):
     """The version that the configuration file last specified for a name.
 
-    `digest` is the version's digest. `revision` is the record's revision in which it was applied.
+    `digest` is the version's digest. `revision` is the `Record.revision` of the change with which
+    a gateway recorded this specification.
     """
 
     revision: int
@@ -154,13 +163,19 @@ class DeclaredContent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The record of a name. `versions` is sorted by `created`; a removed record has none.
+    """The record of one adapter name.
 
-    `served` is the digest of the version that the name without a digest selects. It is "" if the
-    record is removed. `revision` counts the changes of the name, over all its lives. `declared` is
-    None if the configuration file never specified the name, or if only gateways without this field
-    wrote the record. `before` has the digests that were served earlier, each once, the latest last.
-    It is None if the record is removed, or if a gateway without this field made the last change.
+    Attributes:
+        life: number that grows when a removed name is added again.
+        revision: number of changes of the name, over all its lives.
+        updated: time of the last change, in seconds since 1970.
+        served: digest of the version that is served under the name; "" if the name is removed.
+        versions: all versions, sorted by `created`; empty if the name is removed.
+        declared: the version that the configuration file last specified. None if the file never
+            specified the name, or if only older gateways, which lack this field, wrote the record.
+        before: digests of the versions that were served earlier, the latest last. Each digest
+            occurs once. None if the name is removed, or if an older gateway, which lacks this
+            field, made the last change.
     """
 
     name: str
@@ -186,10 +201,10 @@ class Record:
 
     @property
     def earlier(self) -> tuple[str, ...]:
-        """Digests that a rollback can return to. The last one is the default target.
+        """Digests of the versions that a rollback can return to. The last is the default target.
 
-        If the record has no history of served versions, these are the versions that were added
-        before the served version.
+        If `before` is None, the rollback targets are the versions that were added before the served
+        version.
         """
         if self.before is not None:
             return self.before

@@ -57,10 +57,11 @@ class Store(Protocol):
     async def change(self, name: str, change: Change) -> Record:
         """Replace a record by ``change(record)`` atomically, and return the new record.
 
-        `change` gets None if the name has no record. It is called again if another process has
-        changed the record meanwhile. If `change` raises an exception, the exception is passed on
-        and nothing is written. If `change` returns an equal record, nothing is written. If this
-        method raises an error other than `ChangeUnknown`, nothing has changed.
+        `change` gets None if the name has no record. If another process changes the record during
+        the call, the store calls `change` again with the new record. If `change` raises an
+        exception, the exception is passed on, and nothing is written. If `change` returns an equal
+        record, nothing is written. If this method raises an error other than `ChangeUnknown`, the
+        record has not changed.
         """
 
 
@@ -92,9 +93,10 @@ class Snapshot:
 
 
 class Registry:
-    """Registry of adapter names. Its `snapshot` includes each change made through this object.
+    """Registry of adapter names.
 
-    When other processes change records, the owner of the store calls `refresh` with all records.
+    `snapshot` has the current records, including each change that was made through this object. If
+    another process has changed a record in the store, the store's callback calls `refresh`.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -120,11 +122,14 @@ class Registry:
         *,
         declared: bool = False,
     ) -> Record:
-        """Serve this adapter under `name`, and return the record. New weights become a new version.
+        """Serve this adapter under `name`, and return the record.
 
-        `declared` is True if the configuration file specifies the adapter. An existing version is
-        then served only if the file specified another version before, in any process. A rollback
-        therefore stays in effect until the adapter in the file's source changes.
+        If no version of the name has these weights and this chat template, add a new version.
+
+        Set `declared` if the configuration file specifies the adapter. An existing version is then
+        served only if a gateway has recorded another version as the last one that the file
+        specified (`Record.declared`). An admin's rollback therefore stays in effect until the
+        adapter changes in the source that the file names.
         """
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))

@@ -2,8 +2,8 @@
 
 The computation follows `PeftCacheManager::getPageManagerConfig` and `LoraCache::determineNumPages`
 (cpp/tensorrt_llm, v0.17). A cache consists of pages with `slots_per_page` slots, and a slot has
-`page_width` values. An adapter occupies complete pages. Its rows are stored in them in order, and
-no row crosses a page boundary.
+`page_width` values. An adapter occupies complete pages. The adapter's rows are stored in these
+pages in order, and no row crosses a page boundary.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class CacheFit:
 def cache_fit(
     base: BaseModel, adapters: Sequence[Sequence[ModuleRows]], settings: CacheSettings
 ) -> CacheFit:
-    """Return how a set of adapters fits in the caches of an engine.
+    """Compare the pages that a set of adapters needs with the pages of an engine's LoRA caches.
 
-    `adapters` has the `modules` of each adapter.
+    Each item of `adapters` is the `Converted.modules` of one adapter.
     """
     pages = _Pages.of(base, settings)
     alike = Counter(tuple(adapter) for adapter in adapters)
@@ -97,11 +97,11 @@ def cache_fit(
 
 
 def recommend(base: BaseModel, adapters: Sequence[Sequence[ModuleRows]]) -> CacheSettings:
-    """Return the settings with which the host cache holds the set of adapters in the least memory.
+    """Return the settings with which the host cache holds all these adapters in the least memory.
 
-    `max_adapter_size` is the largest rank in the set. `optimal_adapter_size`, a rank, determines
-    the page size: all ranks up to the largest are tried, and the one with the smallest cache is
-    returned.
+    `max_adapter_size` is the largest rank of the adapters. `optimal_adapter_size` is also a rank,
+    and TensorRT-LLM computes the page size from it. The function tries every rank up to the
+    largest, and returns the rank that needs the smallest cache.
     """
     largest = max((rows.rank for adapter in adapters for rows in adapter), default=1)
     best: CacheSettings | None = None
@@ -140,7 +140,7 @@ class _Pages:
         return _ceil_div(size // (self.width * ITEM_BYTES), self.slots)
 
     def count(self, base: BaseModel, adapter: Iterable[ModuleRows]) -> int:
-        """Return the number of pages for an adapter on the pipeline stage that needs most."""
+        """Return the number of pages for an adapter on the pipeline stage that needs most pages."""
         layers = base.num_hidden_layers // base.pp_size
         rows = sorted(
             (layer, MODULE_IDS[group.module], group.rank * _local_size(group.module, base))
@@ -163,9 +163,9 @@ class _Pages:
 
 
 def _local_size(module: str, base: BaseModel) -> int:
-    """Return the size in + out of a module on one tensor parallel rank.
+    """Return the sum of a module's input and output size on one tensor parallel rank.
 
-    A row of rank r has r times as many values.
+    On that rank, a LoRA row with rank r has r times this number of values.
     """
     inputs, outputs = module_sizes(module, base)
     if module == "moe_router":

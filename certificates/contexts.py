@@ -1,7 +1,8 @@
 """Builders of TLS contexts from PEM files. Errors name the file.
 
-A context is never changed after it was built; a new context replaces it. Authorities cannot be
-removed from a context, and a failed reload would leave a certificate without its key.
+If the files change, a new context replaces the old context. A context is never changed after it was
+built, for two reasons. Trusted authorities cannot be removed from a context. If loading new files
+into a context failed halfway, the context would have a certificate without its private key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Copies in memory of the last valid certificate files, for libraries that accept only paths.
 
-Such a library reads the files for each connection, and accepts no TLS context. It therefore gets
-the paths of in-memory files. Their contents are replaced only after the new files were found valid.
-A certificate and its key are in one in-memory file, so both are replaced at the same time.
+Some libraries accept no TLS context, only paths, and read the files for each connection. They could
+read a file while it is being replaced. `copy_to_memory` therefore returns the paths of in-memory
+copies. The copies are updated only after the new files were found valid. A certificate and its key
+are in one in-memory file, so both are replaced at the same time.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class _MemoryFile:
 
 
 class _Copies(NamedTuple):
-    """Paths of the in-memory copies, and the value that polls the real files.
+    """Paths of the in-memory copies, and the `ReloadedValue` that updates them.
 
-    A reference to the value must exist, because otherwise polling ends.
+    The `ReloadedValue` is stored here because only referenced values are polled.
     """
 
     paths: ClientFiles
@@ -51,7 +52,7 @@ _copies: dict[tuple[ClientFiles, str | None], _Copies] = {}
 def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -> ClientFiles:
     """Return the paths of in-memory copies of the given files.
 
-    The copies are updated when the files change, and are never closed.
+    The copies are updated when the given files change. They exist until the process ends.
 
     Args:
         name: purpose of the files, for the log.

@@ -1,7 +1,7 @@
 """Values that are built from certificate files, and rebuilt when the files change.
 
-The files are polled with `os.stat`. Their status changes if a file is modified, or another file is
-renamed to its path. It also changes if Kubernetes replaces a symbolic link to renew a Secret.
+The files are polled with `os.stat`. The status of a file changes if the file is modified, if
+another file is renamed to its path, or if Kubernetes replaces a symbolic link to renew a Secret.
 
 See decision 082 in docs/decisions.
 """
@@ -119,7 +119,10 @@ class CertificatePoller:
             await asyncio.wait([self._work])
 
     def read_now(self) -> None:
-        """Cause all files to be read again soon, even unchanged files. Return without waiting."""
+        """Request that all files are read again soon, even if they have not changed.
+
+        The call returns at once. Call this method in the thread of the event loop.
+        """
         self._asked.set()
 
     async def _follow(self) -> None:

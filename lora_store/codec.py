@@ -12,7 +12,8 @@ Little-endian, version 1::
     ...  zeros up to the next multiple of 4096
     ...  weights [rows, width], to the end
 
-The lengths of config and weights are computed from rows and width.
+Rows and width are the dimensions of the adapter's weights tensor. The reader computes the lengths
+of config and weights from them.
 
 See decision 061 in docs/decisions.
 """
@@ -33,7 +34,7 @@ _CONFIG_ROW_BYTES = 12
 
 
 class CorruptBlob(Exception):
-    """The bytes are not an intact encoded version. The message describes the defect."""
+    """The stored bytes of an adapter version are damaged. The message describes the defect."""
 
 
 def encode(converted: Converted) -> tuple[bytes, memoryview]:
@@ -80,15 +81,15 @@ def decode(blob: bytes, digest: str) -> Converted:
 
 
 def read_header(head: bytes, size: int, digest: str) -> tuple[Dtype, int, int]:
-    """Return (data type, rows, width) from the header of an encoded version.
+    """Return (data type, rows, width) from the header of an encoded adapter.
 
     Raise `CorruptBlob` if the header is invalid. Callers check the header before they allocate
-    memory for the complete version.
+    memory for the complete adapter.
 
     Args:
-        head: the first HEADER_BYTES of the encoded version.
-        size: size of the complete encoded version in bytes.
-        digest: the digest under which the version was stored.
+        head: the first HEADER_BYTES bytes of the encoded adapter.
+        size: size of the complete encoded adapter in bytes.
+        digest: the digest under which the adapter was stored.
     """
     if len(head) < HEADER_BYTES:
         raise CorruptBlob(f"{len(head)} bytes are too few for a header")

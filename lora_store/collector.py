@@ -1,4 +1,7 @@
-"""Garbage collection of adapter versions that no record refers to, on disk and in Redis."""
+"""Garbage collection of adapter versions on disk and in Redis to which no record refers.
+
+A record lists the versions of an adapter name that requests may use.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,28 @@ from lora_store.redis import RedisTier
 
 
 class VersionCollector:
-    """Garbage collector of adapter versions that no record refers to.
+    """Garbage collector of adapter versions to which no record refers.
 
-    A version is deleted when the grace time has passed since its last put, and since a record last
-    referred to it. During the grace time, a queued request that has already selected the version
-    can still read it.
+    A version is deleted after a grace time in which no record has referred to it and it was not
+    stored again. A queued request that has already selected the version can still read it during
+    this time.
     """
 
     def __init__(self, disk: Disk, link: Link, memory: MemoryTier) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
-        # Versions without a record, by digest: the monotonic time at which this was first found.
+        # Monotonic time at which the collector first found that no record refers to a version, by
+        # the version's digest.
         self._unnamed: dict[str, float] = {}
 
     async def collect(self, in_use: Callable[[], set[str]], grace_s: float) -> None:
         """Delete the versions that no record has referred to for `grace_s` seconds.
 
         `in_use` returns the digests of all versions to which records refer. It is called again
-        before each deletion, because a record may refer to the version again. While an unreadable
-        record is in quarantine, nothing is deleted, because the record may refer to any version.
+        before each deletion, because a new record may refer to the version by then. While an
+        unreadable record file is in quarantine, delete nothing: this record may refer to any
+        version.
         """
         if await self._link.run(self._disk.has_bad_records):
             return

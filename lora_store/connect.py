@@ -1,11 +1,10 @@
-"""Clients for a `RedisUrl`: one server, the master of a sentinel's service, or a cluster.
+"""Creation of redis-py clients for one server, for servers with sentinels, and for a cluster.
 
-The redis-py clients of the three types accept the same commands if each command has only one key.
-Clients do not retry commands: only the caller knows whether a command may be repeated if its answer
-was lost.
+The three types of clients accept the same commands if each command has only one key. Clients do not
+retry commands: only the caller knows if a command may be repeated when its answer was lost.
 
-redis-py is imported on first use, because it takes 9 MiB of memory with its own imports. A gateway
-without Redis saves this memory. `load` imports redis-py now.
+redis-py takes 9 MiB of memory with its own imports. `load` imports it at the first use, so a
+gateway without Redis saves this memory.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
 
@@ -38,8 +37,9 @@ def load() -> Any:
 def list_undocumented() -> Mapping[type, tuple[str, ...]]:
     """Return the undocumented attributes of redis-py that this module uses, by class.
 
-    This module also uses `redis.connection.parse_url`, which converts a URL to the arguments of a
-    connection.
+    A new release of redis-py may change them, so a test checks that they exist. This module also
+    uses the undocumented function `redis.connection.parse_url`, which converts a URL to the
+    arguments of a connection.
     """
     redis = load()
     return {
@@ -74,8 +74,8 @@ def connect(
         url: the server, the sentinels or the cluster.
         timeout_s: timeout of each command at one server, in seconds.
         connect_timeout_s: timeout of each connect, in seconds.
-        connections: set to which the client adds each new connection. The client of a cluster adds
-            no connections.
+        connections: set to which the client adds each connection that it opens. The client of a
+            cluster does not use this set.
     """
     redis = load()
     server = with_memory_files(url.server)
@@ -142,10 +142,10 @@ def server_of(client: Any, key: str) -> Any:
 
 
 def channel_url(url: RedisUrl, client: Any) -> str:
-    """Return the URL of a server for a subscription to pub/sub channels.
+    """Return the URL of a server to which the caller can connect to subscribe to pub/sub channels.
 
-    In a cluster, any server can be used, because servers forward all published messages to each
-    other. With sentinels, the current address of the master is queried now.
+    In a cluster, this is a random server, because servers forward all published messages to each
+    other. With sentinels, this function asks them for the current address of the master.
     """
     if url.kind == "server":
         return with_memory_files(url.server)

@@ -38,7 +38,10 @@ _LEFTOVER_S = 3600.0
 
 
 class Disk:
-    """Folder of versions and records. Methods block and raise `OSError`. They are thread-safe."""
+    """Folder with versions and records. Methods are thread-safe.
+
+    They block on I/O, and raise `OSError` if the disk fails.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -109,7 +112,7 @@ class Disk:
             return False
 
     def put(self, converted: Converted) -> None:
-        """Store a version, unless an intact copy exists."""
+        """Store a version, unless the disk has an undamaged copy of it."""
         with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
                 # Set the file's modification time to now, so that the garbage collector does not
@@ -123,13 +126,16 @@ class Disk:
         self.receive(converted.digest, encode(converted))
 
     def receive(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write an encoded version without verifying it; `get` verifies it later."""
+        """Write the bytes of an encoded version, for example from Redis, without verifying them.
+
+        `get` verifies the bytes when the version is read.
+        """
         path = self._version_path(digest)
         path.parent.mkdir(exist_ok=True)
         write_durably(path, chunks)
 
     def delete(self, digest: str, *, older_than_s: float = 0.0) -> bool:
-        """Delete a version that was last put at least `older_than_s` seconds ago.
+        """Delete a version, if it was last stored at least `older_than_s` seconds ago.
 
         Return True if the version was deleted.
         """
@@ -144,7 +150,10 @@ class Disk:
         return False
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
-        """Return the digests of versions that were last put at least `older_than_s` seconds ago."""
+        """Return the digests of the versions on this disk that were not stored recently.
+
+        Such a version was last stored at least `older_than_s` seconds ago.
+        """
         limit = time.time() - older_than_s
         found = set()
         for path in self._versions.glob("*/*.lora"):
@@ -192,11 +201,14 @@ class Disk:
             (self._quarantine / path.name).unlink(missing_ok=True)
 
     def names_changed(self) -> _Identity:
-        """Return a value that changes whenever any process puts a record."""
+        """Return the identity of the folder of records.
+
+        It changes when any process writes a record, so callers poll it to detect changed records.
+        """
         return _identity(self._names.stat())
 
     def has_bad_records(self) -> bool:
-        """Return True if there are unreadable records.
+        """Return True if a record file was found to be unreadable and still exists.
 
         Such a record may refer to any version, so no version may be deleted.
         """
@@ -233,8 +245,8 @@ class Disk:
         target = self._quarantine / path.name
         try:
             path.replace(target)
-            # Move the file back if another process has replaced the damaged file by an intact file
-            # in the meantime.
+            # Another process may have replaced the damaged file by an undamaged one before it was
+            # moved. In this case, move the file back.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
         except FileNotFoundError:
@@ -275,9 +287,10 @@ def lock_file(path: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Replace a file atomically by a new file with the content `chunks`, synced to the disk.
+    """Replace a file atomically by a new file that contains the bytes of `chunks`.
 
-    If this fails, the old file remains unchanged and the temporary file is removed.
+    The new file is synced to the disk, so it survives a power failure. If writing fails, the old
+    file remains unchanged, and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     folder = os.open(path.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Thread pools for blocking work on disk and in Redis, and the state of the Redis connection."""
+"""Thread pools for blocking work of the adapter store, which also know if Redis is available."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _T = TypeVar("_T")
 class Link:
     """Executor of blocking work on disk and Redis, for all components of one store.
 
-    `redis` is None for a store without Redis. While Redis is known to be down, only `probe` sends
-    commands to Redis: `call` fails at once, and `call_or_run` runs without Redis at once.
+    `redis` is None for a store without Redis. When a command has found that Redis is unavailable,
+    only `probe` sends further commands to Redis. Until `probe` succeeds, `call` raises an error
+    without trying, and `call_or_run` runs without Redis.
     """
 
     def __init__(self, redis: RedisTier | None, stats: StoreStats) -> None:
@@ -75,9 +76,9 @@ class Link:
         return await self.run(lambda: work(None))
 
     async def probe(self, work: Callable[[RedisTier], _T]) -> _T | None:
-        """Run `work` with the Redis tier, even if Redis was down last time.
+        """Run `work` with the Redis tier, even if Redis was unavailable at the last command.
 
-        Return None if this fails.
+        Return the result of `work`, or None if Redis fails or the store has no Redis.
         """
         if self._redis is None:
             return None
@@ -98,7 +99,8 @@ class Link:
     def _call_if_up(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
         """Run `work`, unless Redis has become unavailable while the caller waited for a thread.
 
-        Without this check, several waiting callers would wait for one timeout each.
+        Without this check, each of several waiting callers would in addition wait for the timeout
+        of its own command.
         """
         if not self._stats.redis_up:
             raise StoreUnavailable("Redis is not there")

@@ -11,11 +11,11 @@ from adapters.adapter import Converted
 
 
 class MemoryTier:
-    """Least recently used cache of adapter versions. A version larger than the limit is not stored.
+    """Cache of adapter versions, which drops the least recently used version when it is full.
 
-    The cache stores copies, so changes of files do not affect it. If a version is dropped while a
-    request uploads it, the version remains in memory until that request ends, in addition to the
-    limit.
+    A version that is larger than the limit is not stored. The cache has its own bytes, so changes
+    of files do not affect it. If a version is dropped while a request uploads it to an engine, its
+    memory is freed only when the upload ends. The process may then use more memory than the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:

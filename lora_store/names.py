@@ -1,7 +1,8 @@
-"""Merging of the record copies on disk and in Redis, and changes of a record. Functions block.
+"""Functions that merge the adapter records on disk and in Redis, and that change a record.
 
-The argument `known` is a third copy: the records in this process' memory. If the disk was full
-when Redis accepted a change, and Redis then lost the change, only `known` still has it.
+The argument `known` has the records in this process' memory, which are merged, too. They may be
+newer than both copies: if the disk was full when Redis stored a change, and Redis has then lost its
+data, only the memory still has the change. The functions block on I/O.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _SWAP_TRIES = 50
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """Records after merging all copies.
+    """Result of `sync`, which merges the records in memory, on disk and in Redis.
 
     Attributes:
         records: the merged records, by name.
-        position: epoch and revision in Redis before merging; None without Redis.
+        position: (epoch, revision) of Redis' records before merging, which `RedisTier.position`
+            describes; None without Redis.
         unwritten: errors by name, for records that could not be written to this disk.
         unreadable: names of records in Redis that this release cannot parse.
         unshared: names of records that Redis lacks, because Redis refuses writes now.
@@ -44,13 +46,11 @@ class SyncResult:
 class ChangeResult:
     """Result of a change of a record.
 
-    If both errors are set, it is unknown whether the change was stored.
-
     Attributes:
         record: the changed record.
         shared: True if Redis has the changed record.
-        redis_error: error because of which Redis may lack the changed record.
-        disk_error: error because of which this disk lacks the changed record.
+        redis_error: error after which it is unknown if Redis has the changed record, or None.
+        disk_error: error because of which this disk does not have the changed record, or None.
     """
 
     record: Record
@@ -101,10 +101,10 @@ def change(
 ) -> ChangeResult:
     """Change one record atomically.
 
-    A change is effective if Redis has accepted it, even if this disk cannot store it. Without
-    Redis, it is effective if the disk has stored it. If an exception is raised, nothing was
-    changed. If the record in Redis cannot be parsed, it is replaced, because this change was
-    requested explicitly.
+    With Redis, the change succeeds if Redis has stored the record, even if this disk cannot store
+    it. Without Redis, the change succeeds if the disk has stored the record. If an exception is
+    raised, nothing was changed. A record in Redis that cannot be parsed is replaced, because an
+    admin has explicitly requested this change.
 
     Args:
         disk: the disk.
@@ -128,8 +128,8 @@ def change(
                 if not redis.swap(stored, record):
                     continue
             except StoreUnavailable as error:
-                # Do not retry, because Redis may have accepted the change. If Redis has not, the
-                # next sync copies the change from the disk to Redis.
+                # Do not retry, because Redis may have stored the record before it failed. If Redis
+                # lacks the record, the next sync copies it from the disk to Redis.
                 return ChangeResult(record, redis_error=error, disk_error=_write(disk, record))
             return ChangeResult(record, shared=True, disk_error=_write(disk, record))
     raise StoreError(f"adapter {name} is being changed by others all the time")

@@ -1,9 +1,11 @@
-"""Agent on a Triton's machine, which copies adapter versions from Redis to that machine's disk.
+"""Agent: a process on a Triton's machine that copies adapter versions from Redis to its disk.
 
-The agent reports the copies to gateways through Redis; it has no other connections. Redis has the
-records, the tensors and the base model. If Redis loses data, gateways restore it. Requests of
-clients do not influence the agent. While Redis is down, or has just lost its data, the agent leaves
-the disk unchanged, and engines continue to read adapters from it.
+Some engines read adapters from the disk of their machine. The agent writes the adapters there, and
+reports through Redis which adapters the disk has, so that gateways can use them. The agent connects
+only to Redis, where it reads the adapters and the dimensions of the base model. If Redis loses its
+data, gateways store them again. Requests of clients do not influence the agent. While Redis is
+down, or has just lost its data, the agent leaves the disk unchanged, and engines still read
+adapters from the disk.
 
 See decision 030 in docs/decisions.
 """
@@ -30,16 +32,17 @@ _LOG = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 _POLL_INTERVAL_S = 0.5
-# Time after a start, an outage or a data loss of Redis in which nothing is removed: records and
-# gateways may not be in Redis again yet.
+# Seconds after the agent's start, and after an outage or data loss of Redis, in which the agent
+# removes nothing: gateways may not have stored their reports and records in Redis again yet.
 _SETTLE_S = 30.0
 _FORGET_S = 3600.0
 
 
 class Agent:
-    """Agent that manages the adapter versions in one folder.
+    """Agent that stores and removes the adapter versions in one folder.
 
-    `run` blocks. If another process already manages the folder, `run` waits for that process' end.
+    `run` blocks until the agent is stopped. If another agent already uses the folder, `run` first
+    waits until that process has ended.
     """
 
     def __init__(
@@ -65,8 +68,8 @@ class Agent:
                 the gateways' configuration.
             path: path of the folder in the replicas' file system.
             max_bytes: maximum size of the folder in bytes.
-            grace_s: seconds for which a version remains after no record refers to it any longer.
-                Also the seconds for which the last report of a silent gateway remains valid.
+            grace_s: seconds for which a version remains after the last record that refers to it has
+                gone. Also the seconds after which a gateway that sends no reports is ignored.
             settle_s: seconds after a start or outage in which nothing is removed.
             limits: largest rank and LoRA modules that the engine supports; None if unknown.
         """
@@ -151,8 +154,8 @@ class Agent:
             records = [each.record for each in stored.values() if each.record is not None]
             self._unreadable = len(records) < len(stored)
             if position[0] is None:
-                # Ignore an empty Redis, which has lost its data or was never used. Do not treat its
-                # records as removed.
+                # Redis has no records: it has lost its data or was never used. Do not conclude that
+                # all adapters were removed, so remove nothing.
                 self._unreadable = True
             else:
                 self._wanted = list_wanted(records)
@@ -164,8 +167,8 @@ class Agent:
     def _is_unused(self, digest: str, revision: int) -> bool:
         """Return True if no gateway uses or will use a version on this agent's replicas.
 
-        Each gateway must have read this agent's report with `revision`, in which the version is no
-        longer available.
+        This is sure if each gateway has read the agent's report number `revision`, which says that
+        the version is no longer available, and no gateway reports the version as in use.
         """
         for named in self._gateways.recent().values():
             boot, seen = named.seen.get(self._id, ("", 0))
@@ -207,10 +210,10 @@ class Agent:
                 _LOG.debug("gateways learn of it later: %s", error)
 
     def _beat(self, ended: threading.Event) -> None:
-        """Publish the agent's state every `BEAT_S` seconds.
+        """Publish the agent's report in Redis every `BEAT_S` seconds.
 
-        Runs in a separate thread, because writing one version may take longer than the time after
-        which gateways consider a silent agent gone.
+        Gateways ignore an agent that sends no reports for some time. Writing a version to the disk
+        may take longer than this time, so the reports are sent from a separate thread.
         """
         while True:
             self._publish()

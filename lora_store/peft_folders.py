@@ -1,4 +1,4 @@
-"""Folder of adapter versions (PEFT files) that one process writes and engines read.
+"""Folder of adapter versions as PEFT files, which engines read and one agent process writes.
 
 ``<weights digest>/``     ``adapter_config.json`` and ``adapter_model.safetensors``, never changed
 ``.<digest>.<hex>.tmp/``  version that is being written, or was left by a killed process

@@ -1,13 +1,14 @@
 """Management of the adapter versions on an engine's disk, within a size limit.
 
-The wanted versions are listed by priority. The list depends only on the records, not on requests.
-First are the versions that are served now, the most recently changed records first. Then follow
-older versions, which can be requested by digest. As many versions as fit are stored.
+A record lists the versions of one adapter, of which one is served. All versions in the records are
+wanted on the disk, in this order of priority: first the served versions, the most recently changed
+records first; then the older versions, which clients can request by digest. The manager stores as
+many versions as fit, in this order.
 
-A version is removed in two steps. First it is withdrawn: the agent reports that it is no longer
-available. When each gateway has read that report and runs no request with the version, the version
-is deleted. A version is withdrawn if no record has referred to it for `grace_s` seconds, or if a
-version with a higher priority needs the space.
+A version is removed in two steps. First the version is withdrawn: the agent reports that the
+version is no longer available. Then the manager waits until each gateway has read this report and
+runs no request with the version, and deletes the files. A version is withdrawn if no record has
+referred to it for `grace_s` seconds, or if a version with a higher priority needs the space.
 
 See decisions 028 and 029 in docs/decisions.
 """
@@ -37,7 +38,7 @@ _RESCAN_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedVersion:
-    """A version that should be in the folder.
+    """An adapter version that the manager should store in its folder.
 
     Attributes:
         digest: digest of the version's weights.
@@ -57,9 +58,9 @@ class WantedVersion:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """LoRA limits of an engine. A limit is None if it is unknown.
+    """Largest LoRA rank and the LoRA modules that an engine was built for. None means unknown.
 
-    Modules have TensorRT-LLM's names.
+    `modules` has TensorRT-LLM's names of the modules, such as "attn_q".
     """
 
     max_rank: int | None = None
@@ -71,9 +72,9 @@ class EngineLimits:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
         surely = wanted.modules
         if self._find_unsupported(_QKV) != _QKV:
-            # Do not refuse the version because of q, k or v now: some of these modules may be zeros
-            # that were added for the C++ runtime. `find_module_problem` checks again when the PEFT
-            # files exist.
+            # Do not refuse the version now because it has q, k or v. Some of these modules may
+            # contain only zeros that were added for the C++ runtime, and are then not written to
+            # the PEFT files. `find_module_problem` checks the modules of these files later.
             surely -= _QKV
         return self.find_module_problem(surely)
 
@@ -116,7 +117,8 @@ _ANY = EngineLimits()
 class PeftDiskManager:
     """Manager that stores and removes versions in a folder. Use an instance in one thread only.
 
-    `revision` is a number that grows with each change of `available`, `lacks` or `refused`.
+    `revision` is the number of the agent's next report. It grows with each change of `available`,
+    `lacks` or `refused`.
     """
 
     def __init__(
@@ -145,9 +147,9 @@ class PeftDiskManager:
         self._disk_pause_s = 0.0
         self.revision = 0
         self.lacks: Mapping[str, str] = {}
-        """Reasons by digest, for wanted versions that are missing and cannot be stored now."""
+        """Wanted versions that cannot be stored now: the reason, by the version's digest."""
         self.refused: dict[str, str] = {}
-        """Reasons by digest, for wanted versions that will never be stored.
+        """Wanted versions that will never be stored: the reason, by the version's digest.
 
         These versions cannot be written as PEFT files, or the engine cannot run them.
         """
@@ -180,9 +182,9 @@ class PeftDiskManager:
             fetch: returns a version by digest; raises StoreError if the version is not available
                 now.
             base: the base model; None if it is unknown, in which case no version is written.
-            unused: called with a digest and a revision; returns True if every gateway has read the
-                report with that revision, and no gateway uses the version. If `unused` is None,
-                nothing is withdrawn or removed.
+            unused: called with the digest of a withdrawn version and the `revision` of the report
+                that withdraws it. Returns True if every gateway has read this report, and no
+                gateway uses the version. If `unused` is None, nothing is withdrawn or removed.
 
         Raises:
             OSError: the folder cannot be read or written.
@@ -227,9 +229,9 @@ class PeftDiskManager:
         return False
 
     def _rescan(self) -> None:
-        """List the folder, at most once per `_RESCAN_INTERVAL_S` seconds.
+        """Read which versions the folder has, at most once per `_RESCAN_INTERVAL_S` seconds.
 
-        Repeated listing is necessary because an operator may remove versions.
+        The folder is read repeatedly because an operator may remove versions from it.
         """
         now = self._clock()
         if now - self._scanned_at < _RESCAN_INTERVAL_S:

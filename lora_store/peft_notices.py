@@ -1,15 +1,16 @@
-"""Reports in Redis: agents report the versions that they store, gateways the versions in use.
+"""Reports that agents and gateways send each other through Redis about adapters on disks.
 
-Keys, below the store's prefix (each command uses one key):
+Agents (`peft_agent`) report the adapter versions that their disks have. Gateways report the
+versions that running requests use. The reports are in these keys; each command uses one key:
 
-``<prefix>:peft:base``      the base model that versions were converted for (`base_model_json`)
-``<prefix>:peft:beats``     hash: by agent, text that changes with every report
-``<prefix>:peft:agents``    hash: by agent, the agent's versions (`AgentState`)
-``<prefix>:peft:gateways``  hash: by gateway, the versions in use (`GatewayState`)
+``<prefix>:peft:base``      JSON of the base model for which adapters were converted
+``<prefix>:peft:beats``     hash: for each agent, a text that changes with every report
+``<prefix>:peft:agents``    hash: for each agent, its last report (`AgentState`) as JSON
+``<prefix>:peft:gateways``  hash: for each gateway, its last report (`GatewayState`) as JSON
 
-The clocks of different machines are never compared. A reader measures the time since the last
-change of a value with its own clock. If a value has not changed for too long, the reader considers
-the agent or gateway that wrote it gone.
+The clocks of different machines are never compared. A reader polls the reports, and measures with
+its own clock for how long a report has not changed. If this time is too long, the reader considers
+the agent or gateway gone.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class AgentState:
     """Report of one agent.
 
     Attributes:
-        boot: random value that is drawn at the agent's start.
-        revision: number that grows with each change since the agent's start.
+        boot: random value that the agent chooses when it starts.
+        revision: number that grows with each change of the report since the agent's start.
         replicas: endpoints (``host:port``) of the replicas that read the agent's folder.
         path: path of the agent's folder in the replicas' file system.
-        holds: digests of the available versions.
-        refused: reasons by digest, for versions that the agent will never store.
-        lacks: reasons by digest, for versions that the agent cannot store now. Empty in reports of
-            earlier releases.
+        holds: digests of the versions that requests may use on these replicas.
+        refused: versions that the agent will never store: the reason, by the version's digest.
+        lacks: versions that the agent cannot store now: the reason, by the version's digest. Empty
+            in reports of earlier releases.
     """
 
     boot: str
@@ -64,8 +65,8 @@ class GatewayState:
 
     Attributes:
         beat: number that changes with every report.
-        seen: boot and revision of the last report that the gateway has read, by agent. The gateway
-            does not start requests with versions that are unavailable according to these reports.
+        seen: `boot` and `revision` of each agent's last report that the gateway has read, by agent.
+            The gateway starts no requests with a version that this report does not list.
         in_use: endpoints (``host:port``) of the replicas that run requests with a version, by the
             version's digest.
     """
@@ -111,8 +112,8 @@ class PeftNotices:
         }
         with use(self._primary) as client:
             client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
-            # Write this key last: when readers find that this value has changed, they read the
-            # state, which must already be stored.
+            # Write this key last. A reader that finds a changed value in it then reads the report,
+            # which must already be stored.
             told = f"{held.boot} {held.revision} {beat}"
             client.hset(f"{self._prefix}:beats", agent, told)
 
@@ -140,10 +141,10 @@ class PeftNotices:
             client.hset(f"{self._prefix}:gateways", gateway, json.dumps(value))
 
     def read_gateway_states(self) -> dict[str, GatewayState]:
-        """Return the state of each gateway.
+        """Return the last report of each gateway.
 
-        An unreadable state is logged by `refusals`, and replaced by a state with an empty `seen`.
-        No agent then deletes a withdrawn version while that gateway continues to report.
+        An unreadable report is logged by `refusals`, and replaced by a report with an empty `seen`.
+        As long as this gateway sends reports, agents then delete no version that it may still use.
         """
         found = {}
         for gateway, raw in self._read_hash("gateways").items():
@@ -178,7 +179,10 @@ class PeftNotices:
 
 
 class Heartbeats(Generic[T]):
-    """Last reports of agents or gateways, by name, with the time of each report's last change."""
+    """Last reports of agents or gateways, with the time at which each report has last changed.
+
+    With these times, a reader finds agents and gateways that no longer send reports.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -186,13 +190,13 @@ class Heartbeats(Generic[T]):
         self._dropped: dict[str, T] = {}
 
     def update(self, values: Mapping[str, T]) -> None:
-        """Record the values that were just read from Redis.
+        """Store the reports that were just read from Redis, by name of the agent or gateway.
 
-        The old value of a name that is missing in `values` is retained, because Redis may have lost
-        it.
+        If `values` lacks a name, its old report is retained, because Redis may have lost it.
         """
         now = self._clock()
-        # Forget a dropped value when it has changed. While it is unchanged, it remains dropped.
+        # A report that `drop` has removed must not count as new while Redis still has it unchanged.
+        # As soon as it has changed, its sender is active again.
         self._dropped = {who: old for who, old in self._dropped.items() if values.get(who) == old}
         for who, value in values.items():
             known = who in self._dropped or (who in self._values and self._values[who][0] == value)
@@ -200,7 +204,10 @@ class Heartbeats(Generic[T]):
                 self._values[who] = value, now
 
     def drop(self, older_than_s: float) -> list[str]:
-        """Drop values that have not changed for `older_than_s` seconds. Return their names."""
+        """Remove the reports that have not changed for `older_than_s` seconds.
+
+        Return the names of the agents or gateways that sent these reports.
+        """
         since = self._clock() - older_than_s
         gone = [who for who, (_, heard) in self._values.items() if heard < since]
         for who in gone:

@@ -1,9 +1,10 @@
 """Client of the primary (the Redis server that accepts writes), and classification of Redis errors.
 
-All code of the project uses Redis through this module. After a failover, an address (of a Service,
-a proxy or in DNS) may lead to another server, while connections to the old primary remain open. A
-client is therefore dropped as soon as its server is no longer the primary, and the next use
-connects again. `lora_store.redis_role` asks servers for their role.
+All code of the project uses Redis through this module. The address of Redis may belong to a
+Kubernetes Service, a proxy or a DNS name. After a failover, the address leads to another server,
+but open connections still lead to the old primary. The client is therefore closed as soon as its
+server is no longer the primary, and a new client connects to the address again.
+`lora_store.redis_role` asks servers for their role.
 
 See decision 079 in docs/decisions.
 """
@@ -131,8 +132,8 @@ class _SharedClient:
         connections: the client's connections; empty for a cluster.
         users: number of threads that use the client now.
         is_dropped: True if the client must be closed when no thread uses it any longer.
-        is_checked_now: True while a thread checks the roles of idle connections.
-        check_due: monotonic time at which this check is due again.
+        is_checked_now: True while a thread checks if idle connections lead to the primary.
+        check_due: monotonic time at which idle connections must be checked again.
     """
 
     client: Any
@@ -144,12 +145,15 @@ class _SharedClient:
 
 
 class Primary:
-    """Shared client of the current primary. The client is created on first use. Thread-safe."""
+    """Holder of the redis-py client of the current primary, which all threads share.
+
+    The first call of `use` creates the client. Thread-safe.
+    """
 
     def __init__(
         self, url: RedisUrl, timeout_s: float, *, connect_timeout_s: float | None = None
     ) -> None:
-        """Create the holder without connecting.
+        """Create the holder. `use` creates the client and connects.
 
         Args:
             url: the server, the sentinels or the cluster.
@@ -168,9 +172,9 @@ class Primary:
     def use(self) -> Iterator[Any]:
         """Return a context manager that provides the current client.
 
-        If a command in the context fails because the server is unavailable or demoted, the client
-        is dropped, and the next use creates a new client. If the command fails only because the
-        server has too few replicas, the client is retained: the server is still the primary.
+        If a command in the context fails because the server is unavailable or no longer the
+        primary, the next call of `use` creates a new client. If a command fails because the server
+        has too few replicas, the client remains in use, because the server is still the primary.
 
         Raises:
             RedisUnavailable: the server is down, or is not a primary that accepts writes.
@@ -202,10 +206,10 @@ class Primary:
             self._drop(held)
 
     def _take(self) -> tuple[_SharedClient, bool]:
-        """Return (client, is_due). If `is_due`, the caller must check the idle connections.
+        """Return the client, and True if the caller must check the client's idle connections.
 
-        Waits while another thread checks the connections. That thread takes all connections out of
-        the pool, so other threads would open additional connections.
+        Wait while another thread checks them. That thread takes all connections out of the pool, so
+        this thread would otherwise open an additional connection.
         """
         with self._lock:
             self._lock.wait_for(lambda: self._shared is None or not self._shared.is_checked_now)
@@ -255,11 +259,11 @@ class Primary:
 
 
 def _check_idle(held: _SharedClient) -> None:
-    """Check the server's role on each idle connection.
+    """Check that each idle connection of the client leads to the primary.
 
-    A pool reuses the connection that was used last. After a failover, other connections of the pool
-    may still lead to the old server. Without this check, this would be detected only when one of
-    these connections is used.
+    A connection pool reuses the connection that was used last. After a failover, the other
+    connections may still lead to the old server. Without this check, that would be detected only
+    when one of them is used again.
     """
     if not held.connections:
         return
@@ -277,11 +281,11 @@ def _check_idle(held: _SharedClient) -> None:
 
 @contextlib.contextmanager
 def write_verified(client: Any) -> Iterator[Any]:
-    """Yield a client with one connection, and check the server's role at the end of the context.
+    """Yield a client with one connection, and check at the end that its server is the primary.
 
-    If the server was demoted meanwhile, it will discard the writes of the context without an error.
-    The check detects this. The servers of a cluster are not checked: replicas in a cluster accept
-    no writes, and the client finds the primaries.
+    If the server was demoted while the context was open, it discards the context's writes without
+    an error. The check detects this. Servers of a cluster are not checked: a replica in a cluster
+    accepts no writes, and the client of the cluster finds the primaries itself.
 
     Raises:
         redis.ReadOnlyError: the server is a replica now.

@@ -8,10 +8,10 @@ a cluster:
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
-``@revision`` grows by a random step with each change. ``@epoch`` is a random value that is set when
-the hash is created. A reader compares both with the last values that it has read. If they differ,
-there was a change whose notice was lost, Redis has lost all data, or a failover has led to a server
-that lacks the last changes.
+``@revision`` grows by a random step with each change of a record. ``@epoch`` is a random value that
+is set when the hash is created. Readers poll both values. If one of them has changed, the reader
+reads all records again. In this way, a reader also detects that the notice of a change was lost,
+that Redis has lost all data, or that a failover has led to a server without the last changes.
 
 See decision 078 in docs/decisions.
 """
@@ -63,8 +63,9 @@ _RESERVED_FRACTION = 0.05
 _MAX_STEP = 2**20  # maximum of the random step by which the revision grows
 # Seconds without a message after which a listener pings the server.
 _LISTEN_CHECK_S = 2.0
-# Write the record as the last step of the script. If an earlier step fails (because of an invalid
-# revision or a forbidden channel), Redis does not undo the steps before it.
+# Lua script that stores a record if the stored record is still the expected one. The record is
+# written in the last step. If an earlier step fails, for example because the user may not publish,
+# Redis does not undo the steps before it, but the record is unchanged.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
@@ -129,9 +130,10 @@ class RedisTier:
             return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
-        """Store a version in chunks, because the size of a value in Redis is limited to 512 MB.
+        """Store a version.
 
-        If Redis already has the version, only its time and expiry are renewed.
+        The version is divided into chunks, because a value in Redis has at most 512 MB. If Redis
+        already has the version, only its expiry and its time of storage are updated.
         """
         digest, ttl = converted.digest, self._settings.ttl_s
         new = VersionDescription(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
@@ -147,9 +149,9 @@ class RedisTier:
     def fetch(self, digest: str) -> Iterator[bytes] | None:
         """Return an iterator over the chunks of a version. Return None if Redis lacks the version.
 
-        The iterator raises `StoreError` if a chunk is missing, because Redis' memory policy has
-        removed that key. The version's description is then deleted, too, so that the version is
-        considered missing. The iterator raises `CorruptBlob` if a chunk has a wrong length.
+        The iterator raises `StoreError` if Redis has removed a chunk because its memory was full.
+        It then also deletes the version's main key, so that Redis lacks the version from then on.
+        The iterator raises `CorruptBlob` if a chunk has a wrong length.
         """
         with self._use() as client:
             description = self._description(client, digest)
@@ -171,7 +173,7 @@ class RedisTier:
                 client.expire(key, ttl)
 
     def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
-        """Delete a version, if it was last put at least `older_than_s` seconds ago."""
+        """Delete a version, if it was last stored at least `older_than_s` seconds ago."""
         limit = time.time() - older_than_s
         with self._use() as client:
             description = self._description(client, digest)
@@ -182,7 +184,10 @@ class RedisTier:
                 client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
-        """Return the digests of versions that were last put at least `older_than_s` seconds ago."""
+        """Return the digests of the versions in Redis that were not stored recently.
+
+        Such a version was last stored at least `older_than_s` seconds ago.
+        """
         limit = time.time() - older_than_s
         found: list[str] = []
         with self._use() as client:
@@ -202,7 +207,10 @@ class RedisTier:
     def _descriptions(
         self, client: Any, digests: Sequence[str]
     ) -> Iterator[tuple[str, VersionDescription]]:
-        """Yield (digest, description) of the existing versions. Read many in each round trip."""
+        """Yield (digest, description) of each version that Redis has.
+
+        One round trip reads many descriptions.
+        """
         for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
             some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
             together = client.pipeline(transaction=False)
@@ -227,10 +235,10 @@ class RedisTier:
             return None
 
     def free_bytes(self) -> int | None:
-        """Return the number of bytes that can be put before Redis' memory policy drops versions.
+        """Return how many bytes can be stored before Redis removes versions to free memory.
 
-        Return None if Redis drops no versions, or if Redis is a cluster, in which each server has
-        its own limit.
+        Return None if Redis is configured to remove no versions. Also return None for a cluster, in
+        which each server has its own limit.
         """
         with self._use() as client:
             if isinstance(client, load().RedisCluster):
@@ -244,10 +252,10 @@ class RedisTier:
         return int(most * (1 - _RESERVED_FRACTION)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
-        """Claim the task of putting a version into Redis, for a few seconds.
+        """Claim the task of storing a version, so that other processes do not store it, too.
 
-        Return True if the caller has got the claim and must put the version. Return False if
-        another process has the claim.
+        Return True if the caller has the claim now, and must store the version. The claim expires
+        after a few seconds. Return False if another process has the claim.
         """
         with self._use() as client:
             key = f"{self._prefix}:filling:{digest}"
@@ -258,14 +266,17 @@ class RedisTier:
             client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
-        """Ask all gateways to put a version into Redis, if they have this version on disk."""
+        """Ask all gateways to store a version in Redis, if they have this version on disk."""
         with self._use() as client:
             client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
-        """Return (epoch, revision) of the records. Return (None, None) if there are no records."""
+        """Return (epoch, revision) of the records, which differ after any change of a record.
+
+        Return (None, None) if Redis has no records.
+        """
         with self._use() as client:
             return self._position(client)
 
@@ -276,10 +287,10 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return (position, records by name). Each record is at least as new as the position.
+        """Return all records, and the result of `position` just before they were read.
 
-        A record is not parsed again if its bytes have not changed since the last call, or if they
-        equal the record in `known`.
+        The result is (position, records by name). To save time, a record is not parsed if its bytes
+        are the same as at the last call, or if they equal the record of this name in `known`.
         """
         with self._use() as client:
             position = self._position(client)
@@ -327,10 +338,10 @@ class RedisTier:
             return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Yield new messages of the channel, until a `StoreError` is raised.
+        """Yield each new message of the channel. Raise `StoreError` if the connection fails.
 
-        The error is raised if the server does not answer a ping, or if `Primary` has created a new
-        client, which may use another server.
+        Also raise `StoreError` if `Primary` has created a new client: this client may use another
+        server, so the caller must listen there.
         """
         with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)

@@ -1,10 +1,12 @@
-"""Detection of demoted Redis servers: checks of a server's role, and a vote of the sentinels.
+"""Detection of Redis servers that are no longer the primary after a failover.
 
-Each connection asks its server for its role (primary or replica): when it is opened, and before a
-command if the last check is more than `ROLE_CHECK_S` seconds ago. A gateway that only reads
-therefore also detects that its server was demoted. With sentinels, the connection also asks the
-sentinels for the current master. A server that does not know yet that it was demoted would
-otherwise accept writes that will be lost.
+Each connection asks its server if it is a primary or a replica. It does so when it is opened, and
+before a command if the last check is more than `ROLE_CHECK_S` seconds ago. A gateway that only
+reads therefore also detects a failover.
+
+With sentinels, the connection also asks the sentinels which server is the primary (their "master").
+After a failover, the old primary may not know yet that it was demoted. It would then accept writes
+that are lost later.
 
 See decision 079 in docs/decisions.
 """
@@ -130,11 +132,11 @@ def _warn_of_unknown_roles() -> None:
 
 @cache
 def agreeing_sentinels() -> Any:
-    """Return a subclass of `redis.Sentinel` that uses the newest answer of several sentinels.
+    """Return a subclass of `redis.Sentinel` that asks several sentinels for the current master.
 
-    Sentinels number their failovers. After a network partition, a sentinel may return an old
-    master, with a lower number. Its answer is then ignored. Otherwise, clients would alternate
-    between two masters.
+    After a network partition, some sentinels may still return the old master. Sentinels number
+    their failovers (`config-epoch`), so the answer with the highest number is used. If any answer
+    were used, clients would alternate between two masters.
     """
     redis = import_module("redis")
 
@@ -143,8 +145,8 @@ def agreeing_sentinels() -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            # Sentinels that did not answer, with the time until which they are skipped. All threads
-            # share this dict.
+            # Monotonic time until which a sentinel is skipped because it did not answer. All
+            # threads share this dict.
             self.silent_until: dict[Any, float] = {}
 
         def discover_master(self, service_name: str) -> tuple[str, int]:
@@ -156,7 +158,7 @@ def agreeing_sentinels() -> Any:
             known = list(self.sentinels)
             silent_until = self.silent_until
             found: list[tuple[int, bool, tuple[str, int]]] = []
-            # Ask sentinels first that answered last time, then the ones with the oldest failure.
+            # First ask the sentinels that answered last time, then those whose failure is oldest.
             for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
                 # When a master is known, skip sentinels that did not answer last time. This method
                 # runs in each role check of each connection, so it must not wait for timeouts.

@@ -1,4 +1,8 @@
-"""Copies in memory of the certificate files that a Redis URL names."""
+"""Function that copies the certificate files of a Redis URL to memory files.
+
+redis-py reads the files for each new connection. The copies are always complete, even while the
+original files are being replaced.
+"""
 
 from __future__ import annotations
 

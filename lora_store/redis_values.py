@@ -33,12 +33,12 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionDescription:
-    """Description of the chunks in which a version is stored.
+    """Size of an adapter version in Redis, and of the chunks into which it is divided.
 
     Attributes:
-        size: total number of bytes.
+        size: number of bytes of all chunks together.
         chunk_bytes: size of each chunk except the last, in bytes.
-        put_at: time of the last put, in seconds since 1970.
+        put_at: time at which the version was last stored, in seconds since 1970.
     """
 
     size: int
@@ -59,7 +59,7 @@ class VersionDescription:
 
 
 def read_description(raw: bytes) -> VersionDescription:
-    """Parse the description of a version. Raise ValueError if it is invalid."""
+    """Parse a `VersionDescription` from Redis. Raise ValueError if it is invalid."""
     found = _DESCRIPTION.fullmatch(raw)
     if found is None:
         raise ValueError("not SIZE CHUNK_SIZE TIME")
@@ -76,7 +76,7 @@ def dump(record: Record) -> bytes:
 
 
 def read_record(name: str, raw: bytes) -> Record:
-    """Parse the record of `name`. Raise ValueError if it is invalid."""
+    """Parse the JSON record of the adapter `name`. Raise ValueError if it is invalid."""
     if len(raw) > _MAX_RECORD_BYTES:
         raise ValueError(f"{len(raw)} bytes are no record")
     try:

@@ -14,8 +14,8 @@ _REMEMBERED = 1024
 class RefusedValues:
     """Counter and log of Redis keys with invalid values.
 
-    Each key is logged and counted once, and `on_new` is called then. Methods may be called from any
-    thread.
+    When a key is found with an invalid value for the first time, it is counted and logged, and
+    `on_new` is called. Methods may be called from any thread.
     """
 
     def __init__(self, on_new: Callable[[], object] = lambda: None) -> None:

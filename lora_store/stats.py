@@ -1,4 +1,4 @@
-"""Statistics that the store collects and the gateway exports as metrics."""
+"""Statistics that the adapter store collects and the gateway exports as metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StoreStats:
-    """Statistics of one store: counters that only grow, and current values.
+    """Statistics of one adapter store: counters that only grow, and current values.
 
-    They are updated only on the event loop, so they need no lock.
+    The fields are updated only on the event loop, so they need no lock.
     """
 
     memory_hits: int = 0

@@ -1,24 +1,24 @@
 """Adapter store that combines memory, disk and Redis: `TieredStore`.
 
-A version is one immutable set of an adapter's weights. `put` writes a version to the disk, then to
-Redis. If Redis is down, the version is sent to Redis later. `get` searches memory, disk and Redis
-in this order. Concurrent callers share one read. Each version is verified after it was read into
-memory. A copy on disk with a wrong checksum is moved to quarantine. A damaged or unreadable copy is
-replaced from memory or Redis. If Redis lacks a version, the store publishes a request, and a
-gateway that has the version puts it into Redis. Every store copies all versions in use to its own
-disk, so Redis may lose all its data.
+*Versions.* A version is one immutable set of an adapter's weights. `put` writes a version to the
+disk, then to Redis. If Redis is down, the version is sent to Redis later. `get` searches memory,
+disk and Redis in this order; concurrent callers share one read. Each version is verified after it
+was read into memory. If the file on disk is damaged, it is moved to quarantine and replaced by a
+copy from memory or Redis. If Redis lacks a version, the store publishes a request in Redis, and a
+gateway that has the version stores it there. Every store copies all versions to which records refer
+to its own disk, so no version is lost if Redis loses all its data.
 
-A record lists the versions of one adapter name. The disk and Redis each have a copy of every
-record. `adapters.record.merge` merges the copies: whichever copy is old, no registered version is
-lost and no removed version returns. To change a record, the store holds the folder's lock, performs
-a compare-and-set in Redis, and writes the record to the disk. A change is effective if Redis has
-accepted it, even if the disk cannot store it. If there is no Redis, or if the answer of Redis is
-lost, a change is effective if the disk has stored it.
+*Records.* A record lists the versions of one adapter name. The disk and Redis each have a copy of
+every record. `adapters.record.merge` merges different copies. Even if one copy is old, no added
+version is lost and no removed version comes back. To change a record, the store holds the folder's
+lock, performs a compare-and-set in Redis, and writes the record to the disk. The change succeeds if
+Redis has stored the record, even if the disk cannot store it. If there is no Redis, or if the
+answer of Redis is lost, the change succeeds if the disk has stored the record.
 
-All copies are merged at start, after a notice of a change, and after a reconnect. In addition, the
-store polls Redis and the folder every `poll_s` seconds, and merges the copies after any change. The
-loss of a notice is therefore harmless. While the disk cannot store all records, the copies are
-merged at each poll.
+*Merging.* All records are merged at start, after a notice that another gateway has changed a
+record, and after a reconnect. The store also polls Redis and the folder every `poll_s` seconds, and
+merges the records if any has changed. A lost notice therefore only causes a delay. While the disk
+cannot store all records, they are merged at each poll.
 
 See decision 026 in docs/decisions.
 """
@@ -54,8 +54,8 @@ _RELISTEN_S = 0.2
 _RETRY_S = 10.0
 _COLLECT_S = 600.0
 _GRACE_S = 3600.0
-# Minimum age of the folder's mtime. Until then, the folder is read at each poll: mtimes are coarse,
-# so a second change shortly after the first change may not change the mtime.
+# After a change of the folder, the store reads the folder at each poll until its mtime is this old.
+# mtimes are coarse, so a second change shortly after the first may not change the mtime.
 _SETTLED_NS = 1_000_000_000
 # Maximum number of queued versions that other gateways have requested. Further requests are
 # dropped, because gateways repeat their requests.
@@ -65,8 +65,8 @@ _MAX_WANTED_VERSIONS = 1024
 class TieredStore:
     """The adapter store of one process. Use it as an async context manager.
 
-    `stats` has the values for metrics. If `on_change` is set, it is called on the event loop with
-    all records after each change of a record.
+    `stats` has the store's statistics for metrics. If `on_change` is set, it is called on the event
+    loop with all records after each change of a record.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class TieredStore:
         self._redis_started_over = False
         # True if `_records` has all records of disk and Redis, and none of them is unreadable.
         self._knows_all = False
-        # Queue of digests that other gateways have requested. The first is being sent to Redis.
+        # Digests of the versions that other gateways have requested, as a queue. The store is
+        # sending the first of these versions to Redis now.
         self._wanted: dict[str, None] = {}
         self._wanted_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -264,8 +265,8 @@ class TieredStore:
             self._nudge.set()
 
     async def _run_sending(self) -> None:
-        # Run this in a separate task. In `_upkeep`, there could be a deadlock: two gateways that
-        # wait for each other's versions.
+        # Run this in a separate task, not in `_upkeep`. `_upkeep` may wait for a version that only
+        # another gateway has. Two gateways could then wait for each other forever.
         while True:
             await self._wanted_changed.wait()
             self._wanted_changed.clear()
@@ -279,9 +280,9 @@ class TieredStore:
                     del self._wanted[digest]
 
     async def _upkeep(self) -> None:
-        """Copy missing versions to the disk and to Redis, and delete unused versions.
+        """Copy missing versions to the disk and to Redis, and delete versions without a record.
 
-        Runs until cancelled.
+        Run until cancelled.
         """
         collected = time.monotonic()
         complete = True
@@ -300,7 +301,10 @@ class TieredStore:
                 _LOG.warning("upkeep continues later: %s", error)
 
     async def _copy_versions(self) -> bool:
-        """Copy versions that the disk or Redis lacks. Return True if nothing is left to copy."""
+        """Copy the versions that the disk lacks to the disk, and those that Redis lacks to Redis.
+
+        Return True if all versions were copied.
+        """
         in_use = self._find_in_use()
         if self._redis_started_over or self.stats.unsent:
             await self._versions.send_missing(in_use if self._redis_started_over else ())

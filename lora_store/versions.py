@@ -1,4 +1,7 @@
-"""Adapter versions (converted weights) in memory, on disk and in Redis."""
+"""Reading, writing and copying of adapter versions between memory, disk and Redis.
+
+A version is one immutable set of an adapter's weights. `TieredStore` uses this module.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ from lora_store.stats import StoreStats
 
 _LOG = logging.getLogger(__name__)
 
-# Maximum wait for another gateway to put a version into Redis that Redis has lost.
+# If Redis and this disk lack a version, another gateway may still have it. This is the maximum time
+# to wait until that gateway has stored the version in Redis.
 _REFILL_TIMEOUT_S = 5.0
 _REFILL_POLL_S = 0.05
-# Interval at which the request for such a version is repeated, in case that a gateway was not
-# connected to Redis at the first request.
+# Interval at which the request to store the version in Redis is repeated. A gateway that has the
+# version may not have been connected to Redis at the first request.
 _WANT_INTERVAL_S = 0.5
 # Maximum number of concurrent reads of versions from disk, each of which may take half a second of
 # CPU. `Link` has more threads, so reads of records need not wait for reads of versions.
@@ -48,8 +52,8 @@ class Versions:
     async def get(self, digest: str) -> Converted:
         """Return a version from memory, disk or Redis. Concurrent callers share one read.
 
-        If the version is in memory but its file has changed, the file is read and verified now. A
-        damaged file can then be repaired from the copy in memory.
+        If the version is in memory but its file on disk has changed, the file is read and verified
+        at once: a damaged file can be repaired while memory still has the version.
         """
         stored = self._memory.get(digest)
         if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
@@ -74,7 +78,10 @@ class Versions:
             self._mark_unsent([digest], error)
 
     async def verify(self, digest: str) -> None:
-        """Verify the complete copy on this disk. Repair a damaged copy, or raise an error."""
+        """Verify every byte of the version's file on this disk.
+
+        Repair a damaged file from memory or Redis. Raise an error if it cannot be repaired.
+        """
         await self._load_shared(digest, keep=True)
 
     async def copy_to_disk(self, digests: Iterable[str]) -> bool:
@@ -92,12 +99,12 @@ class Versions:
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
-        """Put the versions that Redis lacks into Redis.
+        """Send the versions that Redis lacks to Redis.
 
-        The versions are those in `digests`, and versions that could not be sent before. If Redis
-        refuses writes, the remaining versions are sent later. If Redis has no free memory, so that
-        it would drop other versions, the remaining versions are sent only when a gateway requests
-        them. Raise `StoreUnavailable` if Redis becomes unavailable.
+        These are the versions in `digests`, and the versions that could not be sent before. If
+        Redis refuses writes, the remaining versions are sent later. If Redis has no free memory, it
+        would have to remove other versions. The remaining versions are then sent only when a
+        gateway requests them. Raise `StoreUnavailable` if Redis becomes unavailable.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
@@ -116,10 +123,10 @@ class Versions:
                 return
 
     async def send_if_stored(self, digest: str) -> None:
-        """Put a version that another gateway has requested into Redis, if this disk has it.
+        """Send a version that another gateway has requested to Redis, if this disk has it.
 
-        If Redis already has the version, do nothing: gateways repeat a request until the version is
-        in Redis.
+        Do nothing if Redis already has the version: gateways repeat a request until they find the
+        version in Redis.
         """
         if not await self._link.call(lambda redis: redis.has([digest])):
             await self._send(digest)
@@ -139,10 +146,10 @@ class Versions:
         self._stats.memory_bytes = self._memory.nbytes
 
     async def _load_shared(self, digest: str, *, keep: bool) -> Converted:
-        """Load and return a version. Concurrent callers share one load.
+        """Load a version from the disk or Redis, and return it. Concurrent callers share one load.
 
-        If `keep` is True, the version is stored in memory, even if the caller is cancelled, because
-        loading takes much time.
+        If `keep` is True, the version is also stored in memory. This happens even if the caller is
+        cancelled, so that the time for loading the version was not wasted.
         """
         flight = self._flights.get(digest)
         if flight is None:
@@ -237,20 +244,20 @@ class Versions:
         try:
             self._disk.receive(digest, chunks)
         except OSError as error:
-            # Return the version although it is not on the disk: requests must also succeed if the
-            # disk is full.
+            # The disk cannot store the version, for example because it is full. Requests must
+            # succeed nevertheless, so read the version from Redis again, and return it.
             _LOG.error("cannot keep %s on disk: %s", digest[:12], error)
             again = redis.fetch(digest)
             return None if again is None else decode(b"".join(again), digest)
         return self._disk.get(digest)
 
     async def _send(self, digest: str) -> None:
-        """Put a version from this disk into Redis, unless another gateway is just doing this.
+        """Send a version from this disk to Redis, unless another gateway is just sending it.
 
         Raises:
             StoreUnavailable: Redis is down.
-            WritesRefused: Redis refuses writes. The claim usually fails first, so that the version
-                is not read.
+            WritesRefused: Redis refuses writes. Usually, Redis already refuses the claim, before
+                this method has read the version from the disk.
         """
         try:
             # Do not claim a version that is not on this disk: the claim would prevent gateways that

@@ -1,6 +1,8 @@
-"""Templates of the `inflight_batcher_llm` model repository, for three releases.
+"""Templates of Triton model repositories for TensorRT-LLM, and their renderers.
 
-`triton_repo.render` writes a repository that tritonserver can load. `triton_repo.parameters` lists
-the template parameters. `triton_repo.cpu_executor` replaces TensorRT-LLM's executor on hosts
-without TensorRT-LLM: `tensorrt_llm/1/model.py` then uses it.
+`triton_repo.render` writes a model repository like `inflight_batcher_llm` of tensorrtllm_backend,
+for one of three releases. tritonserver can load the repository. `triton_repo.parameters` lists the
+parameters of the templates. `triton_repo.gpt_repository` and `triton_repo.llmapi_repository` write
+two other model repositories. On a host without TensorRT-LLM, the model that runs the engine uses
+`triton_repo.cpu_executor` instead.
 """

@@ -1,22 +1,28 @@
-"""Parser of boolean parameters in config.pbtxt, shared by checks and models.
+"""Parser of boolean parameters in config.pbtxt, for the Python models and for checks of settings.
 
-Each Python model gets a copy of this file, which therefore imports nothing of this project. Words
-that this parser refuses are no errors upstream: the models and the backend there silently read such
-words as false or as the default.
+The renderer copies this file into each model's version folder, so the file must not import other
+modules of this project. The parser refuses unknown words. Upstream's models and its C++ backend
+silently read an unknown word as false or as the default.
 """
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
-"""Words that `tensorrt_llm` accepts, in any case. In C++ every other word is false."""
+"""Words that the model `tensorrt_llm` accepts, in upper or lower case.
+
+Upstream's C++ backend reads every other word as false.
+"""
 MODEL_TRUE, MODEL_FALSE = (*TRUE, "t", "yes", "y"), (*FALSE, "f", "no", "n")
-"""Words that preprocessing, postprocessing and tensorrt_llm_bls accept, in any case."""
+"""Words that the other models accept, in upper or lower case.
+
+These are preprocessing, postprocessing and tensorrt_llm_bls.
+"""
 
 
 def parse_boolean(value: str, *, of_text_model: bool = False) -> bool:
     """Return the value of a boolean parameter.
 
-    Set `of_text_model` for a parameter of preprocessing, postprocessing or tensorrt_llm_bls. The
-    default is for a parameter of the core model. Raises ValueError for a word that the model does
-    not accept.
+    Set `of_text_model` for a parameter of preprocessing, postprocessing or tensorrt_llm_bls. Leave
+    it False for a parameter of `tensorrt_llm`. Raises ValueError for a word that the model does not
+    accept.
     """
     true, false = (MODEL_TRUE, MODEL_FALSE) if of_text_model else (TRUE, FALSE)
     word = value.lower()

@@ -1,10 +1,11 @@
 """Replace `${name}` in a config.pbtxt by values from `key:value,key:value`.
 
 The command works like tools/fill_template.py of tensorrtllm_backend v0.16 and later, and has the
-same escapes. A backslash takes the next character literally. The text is split twice, at commas and
-then at colons: write a comma in a value as `\\,` and a colon as `\\\\:`. A missing key stays as
-`${name}`. Both backends treat a string parameter with this text as unset. Triton cannot parse such
-a number.
+same escape sequences: a backslash makes the next character literal. The text is split twice, first
+at commas and then at colons. Therefore write a comma in a value as `\\,` and a colon as `\\\\:`.
+
+If no value is given for a key, `${name}` stays in the file. If the parameter is a string, both
+Triton backends for TensorRT-LLM treat it as unset. If it is a number, Triton cannot parse the file.
 
     python -m triton_repo.fill_template [-i] FILE "key:value,key:value"
 """
@@ -27,9 +28,9 @@ class SubstitutionError(ValueError):
 
 
 def parse_substitutions(text: str) -> dict[str, str]:
-    """Return the values by key. If a key is repeated, its last value is returned.
+    """Parse `key:value,key:value` to a mapping. If a key is repeated, its last value is used.
 
-    Raises SubstitutionError, with the wrong text, unless each item is one key and one value.
+    Raises SubstitutionError if an item between two commas does not have exactly one colon.
     """
     values: dict[str, str] = {}
     for part in _split(text, ",") if text else ():
@@ -44,15 +45,18 @@ def parse_substitutions(text: str) -> dict[str, str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the template's text with values filled in.
+    """Return the template's text with the values filled in.
 
-    A key without a value gets the value in `PRESET`, if there is one.
+    A key that `values` does not have gets its value from `PRESET`, if `PRESET` has the key.
     """
     return Template(template).safe_substitute({**PRESET, **values})
 
 
 def unknown_keys(template: str, values: Mapping[str, str]) -> list[str]:
-    """Return the keys that do not occur in the template. Upstream refuses them since v0.19."""
+    """Return the keys of `values` that do not occur in the template.
+
+    Upstream's fill_template.py refuses such keys since v0.19.
+    """
     read = re.sub(r"(?m)^ *#.*$", "", template)
     return [key for key in values if key not in read]
 

@@ -1,8 +1,8 @@
-"""Renderer of the GPT repository, `all_models/gpt` of tensorrtllm_backend.
+"""Renderer of the GPT model repository, which corresponds to `all_models/gpt` of upstream.
 
-The repository has neither in-flight batching nor streaming. Its `tensorrt_llm` runs one static
-batch after another, and sends complete answers. The templates in `gpt` have only string values,
-because every version of upstream's `fill_template.py` can fill these.
+The repository has neither in-flight batching nor streaming. Its model `tensorrt_llm` runs one
+static batch after another, and sends complete responses. All placeholders in the templates in `gpt`
+are string values, because every version of upstream's `fill_template.py` can fill string values.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,8 @@ def render_gpt(
     Args:
         destination: the model repository; created with its parents.
         parameters: values by name, for the names in `PARAMETERS`.
-        release: one of `triton_repo.releases.RELEASES`, which differ only in names of inputs.
+        release: one of `triton_repo.releases.RELEASES`. In this repository, the releases differ
+            only in the names of some inputs.
 
     Raises:
         RenderError: the release is unknown, or a parameter is unknown, missing or not allowed. The

@@ -1,7 +1,7 @@
-"""Renderer of the llmapi repository, whose only model runs both the tokenizer and the engine.
+"""Renderer of the llmapi model repository, whose only model runs both the tokenizer and the engine.
 
-TensorRT-LLM's Triton backend has this repository since release 1.0. Since July 2026 it has no other
-repository.
+TensorRT-LLM's Triton backend includes the llmapi repository since release 1.0. In July 2026,
+upstream removed all other repositories.
 """
 
 import re
@@ -25,7 +25,8 @@ from triton_repo.parameters import (
 from triton_repo.render import TEMPLATES, values
 
 MAIN, V1_3, V1_2 = "main", "1.3", "1.2"
-# For each release, a pattern of the inputs that its config.pbtxt does not have yet.
+# For each release: a regular expression for the inputs that the template has, but that upstream's
+# config.pbtxt of this release does not have yet.
 _LACKS = {MAIN: "", V1_3: "image_url", V1_2: r"image_url|lora_\w+"}
 _OWN = (CORE,)
 

@@ -1,14 +1,16 @@
-"""The parameters of the repository's templates, with their types and allowed values.
+"""The parameters of the inflight_batcher_llm templates, with their types and allowed values.
 
-Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19. Sources
-are `docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend. The template set
-V0_20 has the parameters of v0.19. All template sets have guided decoding, which upstream added in
-v0.19. Upstream added the backend llguidance later.
+Names, mandatory flags and allowed values are those of tensorrtllm_backend v0.17 and v0.19. They
+were taken from its files `docs/model_config.md` and `tools/fill_template.py`. The releases are the
+template sets in `triton_repo.releases`; V0_20 has the same parameters as V0_19. All template sets
+have the parameters of guided decoding, although upstream added guided decoding in v0.19 and its
+backend llguidance later.
 
-Two parameters are specific to this project. `lora_weights_data_type` is the type of LoRA weights.
-The templates contain float16, like upstream's, and `render` replaces it; upstream's users edit
-three files by hand. `trust_remote_code` allows code in a tokenizer's folder to run. Upstream's
-models always run such code.
+Two parameters exist only in this project:
+- `lora_weights_data_type` is the data type of LoRA weights. The templates contain float16, like
+  upstream's, and `render` replaces it. Users of upstream's templates must edit three files.
+- `trust_remote_code` allows code in a tokenizer's folder to run. Upstream's models always run such
+  code.
 """
 
 import re
@@ -84,7 +86,11 @@ def text() -> ParameterKind:
 
 
 def is_boolean(kind: ParameterKind) -> bool:
-    """Return True for the type of boolean parameters. Models accept different words as booleans."""
+    """Return True if `kind` is the type of boolean parameters.
+
+    Checks of existing files need this: `triton_repo.booleans` lists the words that each model
+    accepts as a boolean.
+    """
     return kind.allowed == _BOOLEAN
 
 

@@ -1,13 +1,16 @@
-"""The template sets of `inflight_batcher_llm`, each named after the first release that uses it.
+"""Variants of the `inflight_batcher_llm` templates for different releases of TensorRT-LLM.
 
-A template file is valid for v0.17, and upstream's `fill_template.py` can fill it. Marks in its
-lines change it for the other sets. A comment that begins with `#0.19 ` contains a line for the sets
-since v0.19. A line that ends with ` #0.17` belongs only to the sets up to v0.17. In Python files
-such lines end with `# since 0.19` and `# until 0.17`.
+A template set is one variant of all templates. It is named after the first release that uses it.
+There is one file per template. As it is, the file is valid for v0.17, and upstream's
+`fill_template.py` can fill it. Marks in its lines say which template sets have a line:
+- A comment that begins with `#0.19 ` contains a line for the sets since v0.19.
+- A line that ends with ` #0.17` belongs only to the sets up to v0.17.
+
+In Python files, these two kinds of lines end with `# since 0.19` and with `# until 0.17`.
 
 V0_20 is for NVIDIA's containers since 25.05. The first of these containers has TensorRT-LLM 0.19.0,
-but its input names differ from upstream's tag v0.19.0, which uses V0_19. A backend reads only the
-names of its own set and silently ignores all others.
+but its input names differ from those of upstream's tag v0.19.0, for which V0_19 is. A backend
+silently ignores input names of another set.
 
 See decision 050 in docs/decisions.
 """
@@ -25,7 +28,7 @@ _MARKED_LINE = re.compile(r"(?m)^(.*)  # (since|until) (0\.\d+)\n")
 
 
 def template_of(release: str, template: str) -> str:
-    """Return the text of a template for one template set, without marks."""
+    """Return the text of a template file for the template set `release`, without marks."""
 
     def select(line: re.Match[str]) -> str:
         indent, since, text, until = line.groups()
@@ -35,7 +38,7 @@ def template_of(release: str, template: str) -> str:
 
 
 def module_of(release: str, module: str) -> str:
-    """Return the text of a Python module for one template set, without marks."""
+    """Return the text of a Python module for the template set `release`, without marks."""
 
     def select(line: re.Match[str]) -> str:
         text, word, named = line.groups()

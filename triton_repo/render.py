@@ -1,4 +1,4 @@
-"""Renderer of the templates to a model repository that tritonserver can load.
+"""Renderer of the inflight_batcher_llm model repository from this package's templates.
 
 See decision 050 in docs/decisions.
 """
@@ -14,7 +14,8 @@ from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 TEMPLATES = Path(__file__).parent
 BOOLEANS = TEMPLATES / "booleans.py"
 """Module that the Python models import. Each model's version folder gets a copy."""
-# Matches the core model's name in its own config.pbtxt and in the ensemble's steps.
+# Matches the lines with the name of the model `tensorrt_llm`, in the model's own config.pbtxt and
+# in the ensemble's steps.
 _CORE_NAMED = re.compile(rf'(?m)^( *(?:model_)?name: "){CORE}(")$')
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
 
@@ -94,8 +95,8 @@ def filled_values(
     """
     table: dict[str, Parameter] = {}
     for entry in parameters_of(release):
-        # Prefer the entry that is mandatory: a parameter may be mandatory in one model and optional
-        # in another.
+        # A parameter may be mandatory in one model and optional in another. Prefer the mandatory
+        # entry.
         if set(entry.models) & set(models) and (entry.mandatory or entry.name not in table):
             table[entry.name] = entry
     return values(table, parameters, models)

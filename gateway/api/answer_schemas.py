@@ -1,8 +1,8 @@
 """pydantic models of this server's responses, for the OpenAPI document.
 
-Most of these models are never instantiated: `answers` writes generations as bytes, and the error
-handlers write errors. Each model has the members that clients may rely on. A member with a default
-may be missing from a response.
+Most of these models are never instantiated: the modules named `answers` write the responses as
+bytes, and the error handlers write the errors. Each model has the members that clients may rely on.
+A member with a default may be missing from a response.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Authentication of tenants by API key, and of admins by API key and port.
+"""Authentication of tenants and of admins.
 
-Keys are read from the headers `authorization` and `x-api-key`.
+Tenants and admins send an API key in the header `authorization` or `x-api-key`. If a separate port
+for admins is set, requests of admins must also come to that port.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def may_read_details(request: Request) -> bool:
     """Return True if `authenticate_metrics_reader` would admit the caller.
 
     Endpoints that show fewer details to other callers use this function. Health probes may send any
-    key, so a key that is not an admin's does not count as a wrong key here.
+    key. So, unlike `Access.admin`, this function does not count a key of another kind as a failed
+    attempt.
     """
     if not is_for_admins(request):
         return False
@@ -111,16 +113,22 @@ def may_read_details(request: Request) -> bool:
 
 
 Running = Annotated[Service, Depends(_get_service)]
-"""Dependency: the service, for any caller."""
+"""FastAPI dependency that gives an endpoint the `Service`. Any caller is admitted."""
 
 Caller = Annotated[Tenant | None, Depends(_get_tenant)]
-"""Dependency: the result of `authenticate_tenant`."""
+"""FastAPI dependency that gives an endpoint the result of `authenticate_tenant`."""
 
 Admin = Annotated[Service, Depends(_get_service_for_admin)]
-"""Dependency: the service, for admins only; see `_make_audit`."""
+"""FastAPI dependency that gives an endpoint the `Service`.
+
+Only admins are admitted: see `_make_audit`.
+"""
 
 Auditor = Annotated[Audit, Depends(_make_audit)]
-"""Dependency: the audit log of the admin. FastAPI checks the key once for `Admin` and `Auditor`."""
+"""FastAPI dependency that gives an endpoint the `Audit` log of the calling admin.
+
+If an endpoint depends on both `Admin` and `Auditor`, FastAPI checks the key once.
+"""
 
 
 def _check_admin_key(request: Request) -> str:

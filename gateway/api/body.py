@@ -25,7 +25,10 @@ from gateway.http.http_errors import ContentTooLarge, UnsupportedMediaType
 M = TypeVar("M", bound=BaseModel)
 
 LARGE_BODY_BYTES = 64 * 1024
-"""Body size in bytes. Reading more than this needs a share of the memory budget for bodies."""
+"""Size in bytes above which a request body counts as large.
+
+Before more bytes of a body are read, the request needs a share of the memory budget for bodies.
+"""
 
 # Accepted media types of a JSON body. curl and `fetch` in browsers send the last two by default.
 _JSON_MEDIA_TYPES = frozenset(
@@ -71,7 +74,7 @@ async def read_body(
         if on_large is not None and declared > LARGE_BODY_BYTES and not compressed:
             await on_large(declared)
             on_large = None
-        # Limit the compressed bytes too: an endless gzip stream can inflate to nothing.
+        # Limit the compressed bytes too: an endless gzip stream may decompress to no bytes at all.
         stream = decompress(_stream_limited(request, limit)) if compressed else request.stream()
         async for chunk in stream:
             size += len(chunk)

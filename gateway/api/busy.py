@@ -28,7 +28,11 @@ _COUNT_INTERVAL_S = 0.1
 
 
 class BusyDoor:
-    """Implementation of `http.start_gate.Door` that builds and counts the refusals of a process."""
+    """Builder of error responses for requests that are refused while the event loop is overloaded.
+
+    This class implements the protocol `http.start_gate.Door`. It also counts the refused requests
+    of its process.
+    """
 
     def __init__(
         self,
@@ -37,11 +41,12 @@ class BusyDoor:
         exposed: str,
         service: Callable[[], Service],
     ) -> None:
-        """Create the door.
+        """Create the builder.
 
         Args:
-            paths: the paths at which POST requests may wait; all other requests start at once.
-            origins: the origins whose browser pages may read a refusal; `*` for all.
+            paths: the paths of POST requests that may wait or be refused while the event loop is
+                busy. All other requests start at once.
+            origins: the origins whose browser pages may read an error response; `*` for all.
             exposed: the names of response headers that those pages may read, comma-separated.
             service: function that returns the service.
         """

@@ -23,10 +23,10 @@ def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failur
 
 
 def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
-    """Return True if a request uses Anthropic's protocol.
+    """Return True if a request uses Anthropic's protocol instead of OpenAI's.
 
-    OpenAI and Anthropic use the same paths for models. For these paths, the header
-    `anthropic-version` decides.
+    The paths of models are the same in both protocols. For these paths, a request with the header
+    `anthropic-version` uses Anthropic's.
     """
     return _is_at(path, _MESSAGES) or (_VERSION in fields and _is_at(path, _MODELS))
 

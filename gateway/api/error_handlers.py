@@ -42,13 +42,16 @@ def _convert_framework_error(request: Request, error: HTTPException) -> GatewayE
         if "POST" in methods and _offers_websocket(request):
             return WebSocketNotOffered(path)
         return MethodNotAllowed(method, path, methods)
-    # Starlette's form parser raises the other statuses, for a malformed form.
+    # Statuses other than 404 and 405 come from Starlette's form parser, for a malformed form.
     kind = InvalidRequest if error.status_code < 500 else InternalError
     return kind(str(error.detail))
 
 
 def _list_methods(request: Request) -> list[str]:
-    """Return the methods of all routes for this path. Starlette's error is about one route."""
+    """Return the HTTP methods of all routes that match the request's path, sorted.
+
+    Starlette's error names the methods of only one of these routes.
+    """
     fitting = [
         route.methods or ()
         for route in request.app.routes

@@ -151,7 +151,10 @@ class ErrorResponse(NamedTuple):
 
 
 def build_response(error: Failure, body: Callable[[Failure], bytes] | None = None) -> ErrorResponse:
-    """Return the complete error response. `body` encodes its body; None for OpenAI's envelope."""
+    """Return the complete error response.
+
+    `body` is a function that encodes the error as the response body; None for OpenAI's envelope.
+    """
     return ErrorResponse(
         TABLE[type(error)].status, _build_headers(error), (body or build_envelope)(error)
     )

@@ -15,8 +15,9 @@ from gateway.generation.options import MODEL_MAXIMUM
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-# Maximum number of characters of all bad_words together. In the worst case, each character becomes
-# 8 token ids for each choice: 4 ids in each of 2 spellings.
+# Maximum number of characters of all strings in `bad_words` together. In the worst case, each
+# character becomes 8 token ids for each choice: each string is sent with and without a leading
+# space, and a character may take 4 tokens.
 _MAX_BAD_WORD_CHARS = 4096
 INT32 = 2**31
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
@@ -78,7 +79,7 @@ def allow_unset(name: str) -> Callable[[dict[str, Any]], None]:
 
 
 JsonInt = Annotated[int, BeforeValidator(_to_int)]
-"""An integer; 30.0 is accepted."""
+"""An integer. A float without a fraction, such as 30.0, is converted to an integer."""
 Int64 = Annotated[
     int,
     BeforeValidator(_to_int64),

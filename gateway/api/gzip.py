@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator
 from gateway.errors import InvalidRequest
 
 PIECE_BYTES = 64 * 1024
-"""Maximum size of a decompressed chunk. Decompressing it takes a fraction of a millisecond."""
+"""Maximum size in bytes of a decompressed chunk.
+
+Decompressing a chunk of this size takes a fraction of a millisecond.
+"""
 
 _GZIP = 16 + zlib.MAX_WBITS  # the gzip format (RFC 1952)
 _WRONG = "content-encoding: the body is not one complete gzip stream."

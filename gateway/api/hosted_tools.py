@@ -13,8 +13,8 @@ from typing import NamedTuple
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
-# Limits of the texts from `name_hosted`, which stay in memory until the response ends. The module
-# `ignored` limits the length of the header.
+# Limits on the names that `name_hosted` returns: their number, and the characters of a tool type.
+# The names stay in memory until the response ends. The module `ignored` limits the header's length.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
 _MAX_MISSPELLED_CHARS = 16
@@ -30,8 +30,8 @@ class HostedTool(NamedTuple):
 def find_meant_type(kind: str) -> str | None:
     """Return `function` or `custom` if `kind` looks like a misspelling of that type; else None.
 
-    The two sets of letters may differ by one letter. Without this check, a client's own tool with a
-    misspelled type would be left out like a hosted tool.
+    A misspelling has the same set of letters as the type, except for at most one letter. Without
+    this check, a client's own tool with a misspelled type would be left out like a hosted tool.
     """
     if len(kind) > _MAX_MISSPELLED_CHARS:
         return None

@@ -19,7 +19,10 @@ _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
 def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
-    """Return the header as a dict, empty without names. `more` is the number of other names."""
+    """Return the header `x-ignored-parameters` as a dict; {} if there are no ignored parameters.
+
+    `more` is the number of further ignored parameters whose names are not in `names`.
+    """
     value = format_names(names, more)
     return {HEADER: value} if value else {}
 

@@ -24,9 +24,10 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
-# Maximum number of parts (see `_count_parts`) of a body that is parsed on the event loop. A body
-# with more parts is parsed in a thread. The size in bytes does not predict the time: a tool or
-# message costs up to 40 us, any other value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
+# Maximum weighted number of values in a body (see `_count_parts`) that is parsed on the event loop.
+# A body with more values is parsed in a thread. The size in bytes does not predict the time of
+# parsing: a tool or message costs up to 40 us, any other value up to 1.5 us
+# (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
 _PARTS_PER_OBJECT = 32
 _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
@@ -86,13 +87,17 @@ class Intake:
         """Return the result of `work`. Use a thread for a large body or after `offload`."""
         if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
-        # Charge at least the cost of a large body: work on a small body is only offloaded if it
-        # takes long.
+        # Tenants share the threads fairly, by `chars`. Count at least the size of a large body:
+        # work on a small body is offloaded only if the work takes long.
         chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.threads.run(self._tenant, chars, work)
 
     def offload(self) -> None:
-        """Make all later calls of `work` use a thread, for example because the work is repeated."""
+        """Make all later calls of `work` use a thread.
+
+        Call this method before work that takes long although the body is small, for example before
+        `work` is called many times.
+        """
         self._offloads = True
 
     async def reserve_history(self, size: int) -> None:
@@ -126,10 +131,10 @@ class Intake:
 
 
 def _count_parts(body: bytes) -> int:
-    """Estimate the number of values in a JSON body, weighted by their cost.
+    """Estimate the number of values in a JSON body, weighted by the time that they take to process.
 
-    Each `<` counts as a part, because most control tokens begin with this character. A template
-    that replaces words takes 0.5 us for each `<`.
+    Each `<` counts as a value, too. Most control tokens begin with this character, and a chat
+    template that replaces words in messages takes 0.5 us for each `<`.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
     return _PARTS_PER_OBJECT * body.count(b"{") + others

@@ -11,7 +11,8 @@ _PATHS = frozenset(
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
     }
 )
-# Each repetition has a limit, as a path may be 64 KiB long.
+# A path may be 64 KiB long. So each repetition in this pattern has an upper limit, which bounds the
+# time of a match.
 _WRITTEN = re.compile(r"/{1,4}((?:v1/{1,4}){0,4})([a-z_/]{1,32}?)/?")
 
 

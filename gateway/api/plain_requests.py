@@ -1,6 +1,7 @@
-"""Parsing of requests without generation options.
+"""Parsing of requests that do not generate text.
 
-Unknown fields are treated as in generation requests.
+The endpoints /tokenize, /detokenize and /v1/conversations receive such requests. Unknown fields are
+handled as in requests that generate text: ignored and reported, or refused.
 """
 
 from __future__ import annotations

@@ -18,15 +18,25 @@ log = logging.getLogger("gateway.cors")
 
 
 class PreflightHints:
-    """Logger of one hint per process. Anyone may send preflights, so the hint is not repeated."""
+    """Logger of a warning about CORS preflights from origins that are not allowed.
+
+    Anyone may send preflights, so the warning is logged only once per process.
+    """
 
     def __init__(self, origins: Collection[str]) -> None:
-        """Create the logger. `origins` are the allowed origins; with `*`, nothing is logged."""
+        """Create the logger.
+
+        `origins` are the allowed origins. If they contain `*`, all origins are allowed and nothing
+        is logged.
+        """
         self._origins = origins
         self._is_logged = "*" in origins
 
     def note(self, scope: Scope) -> None:
-        """Log the hint for the first CORS preflight from an origin that is not allowed."""
+        """Log the warning if the request is a CORS preflight from an origin that is not allowed.
+
+        Only the first such preflight is logged.
+        """
         if self._is_logged or scope["method"] != "OPTIONS":
             return
         origin = header_of(scope, b"origin")

@@ -1,4 +1,4 @@
-"""Query parameters: limits, numbers, and their description for OpenAPI."""
+"""Query parameters of URLs: a limit on their number, integer values, and OpenAPI descriptions."""
 
 from __future__ import annotations
 

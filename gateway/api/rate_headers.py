@@ -1,4 +1,4 @@
-"""OpenAI's ``x-ratelimit-*`` headers."""
+"""OpenAI's ``x-ratelimit-*`` response headers, which show the limits and quotas of a tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from gateway.tenancy.limits.request import WINDOW_S
 
 
 def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
-    """Return the headers for a tenant's quotas. The keys of `quotas` are keys of `LIMITS`."""
+    """Return the ``x-ratelimit-*`` headers for a tenant's quotas.
+
+    `quotas` maps the names of limits, as in `LIMITS`, to the tenant's current quotas.
+    """
     headers: dict[str, str] = {}
     if not quotas:
         return headers

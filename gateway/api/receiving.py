@@ -21,19 +21,22 @@ from gateway.tenancy.limits.reservation import Reservation
 W = TypeVar("W", bound=Strict)
 
 Rename = Callable[[InvalidRequest], InvalidRequest]
-"""Function that returns an error with the name of its parameter in the client's protocol.
+"""Function that renames the parameter in an error about a chat request.
 
-The given error has the name of the parameter in a chat completion request.
+The function gets an error with the chat request's parameter name. It returns the error with the
+parameter name in the client's protocol.
 """
 
 
 @dataclass(slots=True)
 class ReceivedRequest(Generic[W]):
-    """A request that was read and parsed.
+    """A request whose body was read and parsed.
 
     Attributes:
         request: the HTTP request.
-        intake: the reader of the body, which holds the request's shares of the memory budgets.
+        tenant: the tenant that sent the request; None if the gateway needs no keys.
+        intake: the reader of the body. It holds the request's shares of the memory budgets, and
+            runs expensive work on the body in threads.
         reservation: the request's reservation of one sequence in the tenant's limits.
         wanted: the parsed body.
         hints: names of parameters without effect.
@@ -56,12 +59,14 @@ class ReceivedRequest(Generic[W]):
 async def receive(
     request: Request, parse: Callable[[bytes], Parsed[W]], rename: Rename | None = None
 ) -> AsyncIterator[ReceivedRequest[W]]:
-    """Authenticate, count, read and parse a request, then yield it.
+    """Authenticate the client, check the tenant's limits, parse the body, and yield the request.
 
     The request holds its shares of the memory budgets and its reservation until the context ends.
-    Raise the errors that are listed in `failures.TABLE`. If the code inside the context raises
-    InvalidRequest, `rename` renames the parameter. Errors of `parse` already have the client's
-    names.
+    Errors that this context manager raises are listed in `failures.TABLE`.
+
+    If the code inside the context raises InvalidRequest, that error is replaced by `rename(error)`,
+    which has the client's parameter name. Errors of `parse` have the client's parameter name
+    already.
     """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)

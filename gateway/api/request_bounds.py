@@ -1,6 +1,7 @@
-"""Limits of one request: sequences, output tokens and timeout.
+"""Limits of one generation request: number of sequences, output tokens per choice, and timeout.
 
-A tenant's configuration or a request header sets them.
+The limits come from the request's body, the header x-request-timeout and the tenant's
+configuration.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
-    """Return the number of sequences to generate. All of them count as `concurrent_requests`.
+    """Return the number of sequences to generate: prompts times sequences per prompt.
 
-    Raise InvalidRequest if the number exceeds that limit of the tenant.
+    Each sequence counts toward the tenant's limit `concurrent_requests`. Raise InvalidRequest if
+    the number exceeds this limit.
     """
     sequences, prompts = wanted.num_sequences, wanted.num_prompts
     total = prompts * sequences
@@ -58,10 +60,10 @@ def parse_timeout(request: Request, max_s: float) -> float | None:
 
 
 def resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
-    """Return the maximum number of output tokens per choice: the request's, else the tenant's.
+    """Return the maximum number of output tokens per choice; None for no limit.
 
-    Return None if neither sets a limit. Raise InvalidRequest if the request asks for more than the
-    tenant may have.
+    The request's limit takes precedence over the tenant's `max_output_tokens`. Raise InvalidRequest
+    if the request's limit exceeds the tenant's.
     """
     asked = wanted.output_limit
     allowed = tenant.max_output_tokens if tenant else None

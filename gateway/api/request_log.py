@@ -1,7 +1,7 @@
-"""Middleware that gives every request an id and, at its end, a log line, a count and a trace span.
+"""Middleware that gives each request an id, and logs, counts and traces the request at its end.
 
-A request is counted with the status at its end. A stream that fails after its headers were sent
-with status 200 counts as an error.
+A request is counted with its final status: a stream that fails after its headers were sent with
+status 200 counts as an error.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ _UNTRACED = {
 class RequestLog:
     """ASGI middleware that gives each request an id and logs, counts and traces it.
 
-    A client's own ``x-request-id`` is used if it is short and plain. Unhandled exceptions are
-    answered here: Starlette's handler of last resort is outside of all middleware, so its answers
-    would have no request id and would not be counted.
+    A client's own ``x-request-id`` is used if it has at most 128 letters, digits and characters of
+    `._:-`. Otherwise the gateway generates an id.
+
+    This middleware also turns unhandled exceptions into error responses. Starlette's own handler
+    for them runs outside of all middleware, so its responses would have no request id and would not
+    be counted.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class RequestLog:
             response = Response(body, code, headers, "application/json")
             await response(scope, receive, send)
         finally:
-            # Unmatched paths share one label, so that scanners cannot create many series.
+            # Paths without an endpoint share one label. Otherwise a scanner that tries many paths
+            # would create many time series in Prometheus.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
             status = exchange.status or _DISCONNECTED_STATUS
             ended = context.late_status or status
@@ -118,9 +122,9 @@ class RequestLog:
 
 
 def service_of(scope: Scope) -> Service:
-    """Return the service for a request inside `RequestLog`.
+    """Return the service. Call this function only for requests that pass through `RequestLog`.
 
-    This is ten times faster than Starlette's `app.state`.
+    Reading the service from the scope is ten times faster than reading Starlette's `app.state`.
     """
     service: Service = scope[_SERVICE]
     return service
@@ -140,7 +144,7 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """Return the context of a request inside `RequestLog`."""
+    """Return the `RequestContext` of a request, which `RequestLog` has added to the scope."""
     context: RequestContext = scope[_CONTEXT]
     return context
 

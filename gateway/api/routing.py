@@ -37,7 +37,10 @@ _DESCRIPTIONS = {
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 Name = Annotated[str, Path(json_schema_extra={"minLength": 1})]
-"""A path parameter. An empty name gets the error for an unknown name, not for a malformed one."""
+"""The name or id of an object, as a path parameter.
+
+Empty strings are accepted here, so that the client gets the error for an unknown name.
+"""
 
 
 def _build_operation_id(route: APIRoute) -> str:
@@ -103,8 +106,8 @@ def needs(
     """Return a route's `openapi_extra`: the parts of a request that FastAPI does not read itself.
 
     Args:
-        key: the kind of key; None for no key.
-        key: the type of API key that the route needs; None for none.
+        key: the kind of API key that the route accepts; None if it needs no key.
+        optional: True if requests without a key may also be accepted.
         json: the model of a JSON body; `openapi.build` adds its schema to the document.
         form: the schema of a multipart form.
         empty: True if the body may be left out.

@@ -1,7 +1,7 @@
-"""Preparation and response of a generation request in any protocol.
+"""Preparation of a generation request in any protocol, and the response to it.
 
 Each protocol first converts its request to an OpenAI chat or completion request. It also provides a
-function that renders the prompts, and a writer of the response.
+function that renders the prompts, and an `AnswerWriter` that encodes the answer.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ MakeAnswer = Callable[[Service, R, Options, Batch], AnswerWriter]
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """A request that is ready to run. It no longer references the body, which may be megabytes."""
+    """A generation request that is ready to run.
+
+    This object does not refer to the request's body, which may be megabytes. So the body can be
+    freed.
+    """
 
     batch: Batch
     account: Account
@@ -137,8 +141,8 @@ async def prepare_request(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # Open the account last: if a later step failed, the account would not be closed. The caller
-    # closes the account.
+    # Opening the account is the last step that may fail, because the caller closes the account. If
+    # a later step failed, the account would stay open.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -164,8 +168,8 @@ async def prepare_request(
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """Return a permit to load and upload `nbytes` of adapter weights.
 
-    The cost of an adapter is limited to the tenant's share of the upload budget. Otherwise a larger
-    adapter would never be admitted.
+    The permit waits for a share of the upload budget. The share is at most the largest one that a
+    tenant may have: otherwise an adapter of more bytes would wait forever.
     """
     budget = service.upload_budget
     cost = min(nbytes, budget.max_cost() or nbytes)
@@ -179,9 +183,10 @@ class AnswerRecorder(Protocol):
         """Store the complete JSON answer. If this raises, the request fails with that error."""
 
     async def record_stream(self, body: Body) -> None:
-        """Store a streamed answer, then write the last SSE events, which the sink has held back.
+        """Store a streamed answer, then write the last SSE events to `body`.
 
-        If this raises, the request fails with that error.
+        The sink has not written these events. If this method raises an error, the request fails
+        with that error.
         """
 
 

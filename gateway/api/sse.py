@@ -58,10 +58,10 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 class cancel_on_disconnect:
     """Context manager that cancels the code inside when the client disconnects.
 
-    Leaving the context then raises ClientDisconnected. Without this context manager, a
-    non-streaming handler would still run to its end. If the task is cancelled for another reason,
-    leaving the context raises ShuttingDown: the server cancels requests that exceed the shutdown
-    grace period.
+    The context manager then raises ClientDisconnected. Without it, a handler that does not stream
+    would run to its end although no client waits for the response. If the task is cancelled for
+    another reason, the context manager raises ShuttingDown: the server cancels requests that exceed
+    the shutdown grace period.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -101,11 +101,11 @@ class cancel_on_disconnect:
 
 
 class EventBody:
-    """The body of an `EventStream`.
+    """The body of an `EventStream`, to which the protocol's encoder writes frames.
 
-    Headers are sent through the middlewares, frames directly to the connection. Several tasks may
-    call `drain` at once: `drain` takes the unsent bytes and writes them without an await between
-    these two steps.
+    Headers are sent through the ASGI middlewares. Frames are written directly to the connection.
+    Several tasks may call `drain` at the same time: no await separates taking the unsent bytes and
+    writing these bytes, so the order of the frames is preserved.
     """
 
     def __init__(
@@ -186,14 +186,15 @@ class EventBody:
 class EventStream(Response):
     """A response that streams frames as they are written, then the protocol's last frame.
 
-    The headers are sent with the first frame. Until then, an error gets its own HTTP status, 4xx or
-    5xx. An error after the headers is sent as a frame.
+    The headers are sent together with the first frame. An error before the first frame becomes a
+    response with HTTP status 4xx or 5xx. An error after the headers becomes a frame of the stream.
 
-    If the first frame takes longer than `keep_alive_s` after `EventBody.start_keep_alive`, headers
-    and keep-alive frames are sent first, so that proxies do not close the connection.
+    If the first frame takes longer than `keep_alive_s` seconds after `EventBody.start_keep_alive`,
+    headers and keep-alive frames are sent before it. Proxies then do not close the connection.
 
-    Everything runs in one task. sse-starlette costs twice as much CPU per frame, and Starlette's
-    StreamingResponse does not wait for the first frame before it sends the headers.
+    The stream is written in the task of the request. sse-starlette costs twice as much CPU per
+    frame, and Starlette's StreamingResponse does not wait for the first frame before it sends the
+    headers.
     """
 
     def __init__(
@@ -253,8 +254,10 @@ class EventStream(Response):
 
 
 def to_failure(error: Exception) -> Failure:
-    """Return the error to report in a stream. Log an unexpected error, and replace it by
-    InternalError."""
+    """Return the error to report in a stream.
+
+    An error that is no `Failure` is logged, and InternalError is returned instead.
+    """
     if isinstance(error, Failure):
         return error
     log.error("stream failed", exc_info=error)

@@ -1,9 +1,11 @@
 """Parsing of untrusted JSON in bounded time.
 
 The rules are stricter than RFC 8259 and follow I-JSON (RFC 7493): UTF-8, numbers that fit 64 bits,
-no NaN, no lone surrogates, no duplicate keys. Limits on the number of values bound the time that
-later steps take. The limit of nesting is below the recursion limits of serializers (orjson: 254
-levels, pydantic: 255).
+no NaN, no lone surrogates, no duplicate keys.
+
+Two limits protect the code that uses the parsed value. The maximum number of values bounds the time
+of validation. The maximum nesting depth is below the recursion limits of orjson (254 levels) and
+pydantic (255 levels).
 
 See decision 037 in docs/decisions.
 """
@@ -20,8 +22,8 @@ from pydantic_core import from_json
 from gateway.errors import InvalidRequest
 
 _MAX_DEPTH = 100
-# Maximum number of objects and arrays together, and of keys and strings together. Parsing and
-# validating so many takes about 0.2 s.
+# Maximum number of objects and arrays in a JSON text. The same maximum applies to keys and strings,
+# which are counted separately. Parsing and validating a text with this many takes about 0.2 s.
 _MAX_PARTS = 200_000
 _MAX_KEYS = 4096  # per object: pydantic takes 4 us for the error about each unknown key
 _CONTAINERS = frozenset({dict, list})
@@ -54,8 +56,9 @@ def load(
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{what} is not valid JSON: {error}.") from error
     if len(text) <= _SHORT_BYTES and containers <= max_depth and colons <= _MAX_KEYS:
-        # Serialize the value again, which has no duplicate keys any more, and count the colons
-        # outside of strings. This is faster than visiting each key.
+        # Count the keys that are left after parsing, to detect duplicate keys in the text.
+        # Serializing the value and counting the colons outside of strings is faster than visiting
+        # each key.
         keys = _strip_strings(orjson.dumps(value), what).count(b":")
     else:
         keys, largest = _count_keys(value, what, max_depth)

@@ -1,8 +1,11 @@
-"""Names to suggest for parameters that belong to another endpoint, by endpoint.
+"""Parameter names to suggest to clients that send a parameter of another endpoint.
 
-Each parameter here is also in `parameter_table`, `renamed_parameters` or a request's fields. So it
-is never accepted as an unknown name. An entry for a path such as `a.b` also applies to parameters
-that `renamed_parameters` renames to that path.
+There is one mapping for each endpoint. Its keys are the other endpoints' parameters, its values are
+the parameters to use instead.
+
+Each key is also in `parameter_table`, `renamed_parameters` or a request's fields. So the key is
+never accepted as an unknown parameter. A key that is a path, such as `a.b`, also applies to
+parameters that `renamed_parameters` converts to that path.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def by_type(
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind is None:
-            # An item reference may have only an `id`. A message without a `type` has a `role`.
+            # An item reference may lack a `type` and have only an `id`. A message may lack a
+            # `type`, too, but it has a `role`.
             bare = isinstance(value, dict) and "id" in value and "role" not in value
             kind = "item_reference" if bare and "item_reference" in tags else untyped
         return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"

@@ -15,7 +15,8 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 # Names that pydantic adds to an error's path for the branches of a union. All other such names
 # contain a bracket, for example `list[...]`.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
-# Chat parameters that are renamed anywhere in an error message, as they cannot be English words.
+# Chat parameters that `rename_parameters` replaces everywhere in an error's message. These names
+# contain underscores, so they cannot be English words of the message.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 _MAX_VALUE_CHARS = 64
 _MAX_NAMES = 8
@@ -108,10 +109,12 @@ def get_top_field(param: str) -> str:
 
 
 def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()) -> Problem:
-    """Return the error to report to the client from all of pydantic's errors.
+    """Choose from pydantic's errors the one to report to the client, and return it.
 
-    For a union, report the branch that validated most of the value: the client most likely meant
-    that branch. If several branches failed at the same field, the message says what each accepts.
+    If a value matches no branch of a union, pydantic reports errors of every branch. The errors of
+    the branch in which validation got furthest are preferred: the client most likely meant that
+    branch. If several branches failed at the same field, the message lists what each branch
+    accepts.
     """
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_measure_progress)
@@ -182,7 +185,8 @@ def _measure_progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]
     path, kind = get_path(problem), problem["type"]
     # Rank the error of a too long list highest: pydantic does not validate that list's items.
     is_too_long = kind == "too_long"
-    # Then rank by the index of the invalid item: the branch that failed last fits most items.
+    # Then rank by the index of the invalid list item. The branch with the highest index accepted
+    # the most items before it failed.
     indexes = [part for part in path if isinstance(part, int)]
     rank = 1
     if kind in _JSON_TYPES or (kind == "literal_error" and isinstance(problem["input"], dict)):
@@ -215,9 +219,9 @@ def _describe(problem: ErrorDetails) -> str:
 
 
 def _describe_found(problem: ErrorDetails) -> str:
-    """Return the end of a message, which shows the value found.
+    """Return the last part of an error message, which shows the value that the client sent.
 
-    Return an empty text if the message from `_describe` already has the value.
+    Return "" if the text from `_describe` already shows the value.
     """
     kind, value = _get_kind(problem), problem["input"]
     if kind == "missing":

@@ -1,7 +1,8 @@
-"""Catalog of the base model's LoRA adapters, which resolves a model name to an adapter version.
+"""Catalog of the base model's LoRA adapters.
 
-The module `administration` adds and removes adapters. The module `disk_placement` knows which
-replicas have an adapter on disk.
+For each request, the gateway looks up the model name here and gets an adapter version. The module
+`administration` adds and removes adapters. The module `disk_placement` tracks which replicas have
+an adapter on disk.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from lora_store.tiered import TieredStore
 
 
 class AdapterCatalog:
-    """Catalog of adapter names and versions. Requests read an immutable snapshot of it.
+    """Catalog of adapter names and versions.
 
-    Use the catalog as an async context manager, in one event loop.
+    Each lookup reads an immutable snapshot of the names and versions. Use the catalog as an async
+    context manager. All calls must come from the same event loop.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class AdapterCatalog:
         await self.store.__aexit__(None, None, None)
 
     def all_records(self) -> Iterable[Record]:
-        """Return the records of all adapter names, including adapters of other base models."""
+        """Return the registry's record of each adapter, including adapters of other base models."""
         return self.registry.snapshot.records.values()
 
     @property
@@ -100,22 +102,32 @@ class AdapterCatalog:
     def has(self, name: str) -> bool:
         """Return True if this base model has an adapter named `name`.
 
-        The adapter counts even if it is not served because another model has the same name.
+        The result is also True if requests cannot reach the adapter, because an embedding or
+        ranking model has the same name.
         """
         known = self.registry.snapshot.records.get(name)
         return known is not None and self._is_own(known.version)
 
     def record(self, name: str) -> Record:
-        """Return the record of an adapter name. Raise UnknownAdapter for an unknown name."""
+        """Return the registry's record of the adapter `name`.
+
+        Raise UnknownAdapter if no adapter has this name.
+        """
         return self.registry.snapshot.record(name)
 
     def resolve(self, model: str) -> tuple[Lora, Version]:
-        """Return the adapter version that ``NAME`` or ``NAME@DIGEST`` selects now.
+        """Return the adapter version for the model name ``NAME`` or ``NAME@DIGEST``.
 
-        The first value is for the engine request, the second is the version's record. A request
-        uses this version until its end, even if another version is served meanwhile. Raise
-        ModelNotFound for an unknown name, and another GatewayError if no replica can run the
-        version.
+        ``NAME`` means the version that is served at the time of this call. The request uses this
+        version until its end, even if the served version changes meanwhile.
+
+        Returns:
+            The version in two forms: the `Lora` for the engine request, and its entry in the
+            registry.
+
+        Raises:
+            ModelNotFound: no adapter of this base model has this name or version.
+            GatewayError: no model variant can run the version.
         """
         try:
             version = self.registry.snapshot.resolve(model)
@@ -146,7 +158,8 @@ class AdapterCatalog:
     ) -> GatewayError | None:
         """Return the error for the client if a model variant cannot run an adapter version.
 
-        Return None if the replicas of the variant can run it.
+        Return None if the variant can run the version. A model variant is a group of equal
+        replicas.
         """
         wanted = served.lora_dtype
         if served.reads_adapters:
@@ -175,9 +188,10 @@ class AdapterCatalog:
         return None
 
     def name_of(self, task_id: int) -> str:
-        """Return the name of the adapter to which a task id belongs, as a metrics label.
+        """Return the name of the adapter that has a version with the LoRA task id `task_id`.
 
-        Return "removed" if no adapter version has this task id.
+        The name is used as a metrics label. Return "removed" if no adapter version has this task
+        id.
         """
         for record in self.registry.snapshot.records.values():
             if any(version.task_id == task_id for version in record.versions):
@@ -188,7 +202,7 @@ class AdapterCatalog:
     def names_in_use(self) -> set[str]:
         """Names of the adapters that running requests use, for metrics.
 
-        Only requests on replicas that read adapters from disk are counted.
+        Requests on replicas to which adapters are uploaded are not included.
         """
         used = self.disks.placement.in_use()
         return {r.name for r in self.all_records() if any(v.weights in used for v in r.versions)}

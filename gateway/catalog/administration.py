@@ -38,7 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class AddedVersion(NamedTuple):
-    """Result of adding an adapter version: the adapter's new record, and notes for the operator."""
+    """Result of adding an adapter version.
+
+    Attributes:
+        record: the adapter's record in the registry, with the new version.
+        notes: remarks for the operator about possible mistakes in the adapter.
+    """
 
     record: Record
     notes: tuple[str, ...]
@@ -48,11 +53,10 @@ class AdapterAdmin:
     """Administration of the adapters in a catalog. Use it as an async context manager.
 
     Attributes:
-        fit: produces warnings about adapters that do not fit the engines.
-        sources: fetches adapters from folders, servers and buckets.
-        refused: reasons by adapter name why adapters of GATEWAY_ADAPTERS were refused.
-        declared_dir: folder with a lock file. The process that holds the lock loads the adapters of
-            the configuration file.
+        fit: checks if the adapters fit the engines, and returns warnings.
+        sources: fetches adapter files from folders, servers and buckets.
+        refused: for each refused adapter of GATEWAY_ADAPTERS, the reason for the refusal.
+        declared_dir: folder of `DeclaredAdapters`, with its lock file and its status file.
     """
 
     def __init__(
@@ -83,7 +87,8 @@ class AdapterAdmin:
         self.declared_dir = adapters.folder / "declared"
         self.refused: dict[str, str] = {}
         self.sources = Sources(
-            # The folder of a base model never has this name, because `quote` encodes @.
+            # Use a name with @, because `quote` encodes @ in the names of the base models' folders.
+            # The folder of a base model therefore never has this name.
             settings.store_dir / "@incoming",
             map(parse_prefix, settings.adapter_sources),
             root=settings.adapter_root,
@@ -102,10 +107,11 @@ class AdapterAdmin:
         self._converter.aliases = configuration.base_model_aliases
 
     async def register_configured(self) -> None:
-        """Add the adapters of GATEWAY_ADAPTERS.
+        """Add the adapters of the setting GATEWAY_ADAPTERS.
 
-        An adapter is skipped if its content is already a version of its name; otherwise a restart
-        would undo a rollback. Refused adapters are logged and recorded in `refused`.
+        Skip an adapter if one of its versions already has the same weights and chat template.
+        Otherwise, a restart of the gateway would undo a rollback. Log refused adapters, and record
+        them in `refused`.
         """
         for name, folder in self._settings.adapters.items():
             try:
@@ -135,15 +141,15 @@ class AdapterAdmin:
     ) -> AddedVersion:
         """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
 
-        Every file must be inside the folder `within` after resolving links. Raise a subclass of
-        AdapterError if the adapter is refused.
+        Raise a subclass of AdapterError if the adapter is refused.
 
         Args:
             name: the adapter's name.
             base: name or alias of the adapter's base model.
             folder: folder with the adapter's files.
             source: description of the adapter's origin, for the record.
-            within: folder that contains all files; None skips this check.
+            within: folder in which all files must be, also the targets of symbolic links; None
+                skips this check.
             added_by: description of who adds the adapter, for the record.
         """
         (converted, notes), template = await self._convert_with_template(folder, within)
@@ -153,13 +159,14 @@ class AdapterAdmin:
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
         """Serve an adapter of the configuration file under `name`. Return its version's digest.
 
-        Change nothing if the adapter's content is the same as last time, so that a rollback remains
-        in force. Raise a subclass of AdapterError if the adapter is refused.
+        Change nothing if the files have the same content as at the last call for this name. A
+        rollback by the operator therefore remains in force. Raise a subclass of AdapterError if the
+        adapter is refused.
 
         Args:
             name: the adapter's name.
             folder: folder with the adapter's files.
-            within: folder that must contain all files after resolving links.
+            within: folder in which all files must be, also the targets of symbolic links.
             source: description of the adapter's origin, for the record.
         """
         base = self._settings.model_name
@@ -186,8 +193,9 @@ class AdapterAdmin:
     def check(self, name: str, base: str) -> None:
         """Raise a subclass of AdapterError if an adapter cannot have this name or base model.
 
-        `base` must be a name of the served base model. `name` must be valid, and must not belong to
-        another model.
+        Args:
+            name: must be a valid adapter name, and must not be the name of another model.
+            base: must be the name or an alias of the base model that this gateway serves.
         """
         served = self._settings.model_name
         if not self._converter.is_base(base):
@@ -224,20 +232,22 @@ class AdapterAdmin:
         return record
 
     async def rollback(self, name: str, digest: str | None) -> Record:
-        """Serve an older version of an adapter. Return the adapter's record.
+        """Serve an older version of an adapter again. Return the adapter's record.
 
-        `digest` selects the version; None selects the version that was served before.
+        `digest` selects the version. None selects the version that was served before the current
+        version.
         """
         return await self._adapters.registry.rollback(name, digest)
 
     async def remove(self, name: str) -> Record:
-        """Remove an adapter with all its versions. Return its record after the removal."""
+        """Remove an adapter and all its versions. Return its registry record after the removal."""
         return await self._adapters.registry.remove(name)
 
     async def verify(self, name: str) -> Record:
-        """Check the checksums of all versions of an adapter, and repair damaged copies.
+        """Check the checksums of all versions of an adapter, and repair damaged files.
 
-        Return the adapter's record. Raise a subclass of StoreError if a copy cannot be repaired.
+        Return the adapter's record. Raise a subclass of StoreError if the stored weights of a
+        version cannot be repaired.
         """
         record = self._adapters.record(name)
         for version in record.versions:
@@ -249,8 +259,8 @@ class AdapterAdmin:
 async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
     """Return a context manager that checks on exit that the adapter's files are unchanged.
 
-    Raise `SourceUnavailable` if a file has changed: the files that were read in the context may
-    then be a mix of two releases of the adapter.
+    Raise `SourceUnavailable` if a file has changed since the context was entered. Some files were
+    then read before the change and others after it, so they may not belong together.
     """
     before = await asyncio.to_thread(stamp_of, folder)
     yield

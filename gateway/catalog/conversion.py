@@ -18,7 +18,7 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class Conversion(NamedTuple):
-    """An adapter in the engines' format, and notes for the operator who adds it."""
+    """An adapter in the engines' format, with remarks for the operator about possible mistakes."""
 
     converted: Converted
     notes: tuple[str, ...] = ()
@@ -40,7 +40,10 @@ class _ReadAdapter(NamedTuple):
 
 
 class Converter:
-    """Converter of adapters to the engines' format. It works in a thread, one adapter at a time."""
+    """Converter of adapters to the engines' format.
+
+    Adapters are converted in a thread, one at a time.
+    """
 
     def __init__(
         self, settings: Settings, capabilities: Callable[[], Sequence[ModelCapabilities]]
@@ -61,10 +64,10 @@ class Converter:
         self._lock = asyncio.Lock()
 
     def _reference_capabilities(self) -> ModelCapabilities:
-        """Return the capabilities of the model variant that adapters are converted for.
+        """Return the capabilities of the model variant for whose format adapters are converted.
 
-        Prefer a variant to which adapters are uploaded, because it requires a certain data type. A
-        variant that reads adapters from disk accepts any data type.
+        If adapters are uploaded to a variant, use that variant, because it requires a certain data
+        type. A variant that reads adapters from disk accepts any data type.
         """
         served = self._capabilities()
         sent = (each for each in served if each.lora_dtype is not None)
@@ -104,8 +107,8 @@ class Converter:
             raise UnsupportedEngine(
                 capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
             )
-        # Read config.json from the tokenizer's folder if the engine's folder is not on this host.
-        # Both files have the model's shapes.
+        # If the engine's folder is not on this host, read config.json from the tokenizer's folder.
+        # Both config.json files have the model's shapes.
         folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
         # Accept the name of the tokenizer's folder as a name of the base model, because adapters
@@ -117,12 +120,14 @@ class Converter:
     async def convert(self, folder: Path, *, within: Path | None) -> Conversion:
         """Convert the adapter in `folder`, which has PEFT or npy files.
 
-        Every file must be inside the folder `within` after resolving links; None skips this check.
-        Raise a subclass of AdapterError if the adapter is refused.
+        All files must be inside the folder `within`, also the targets of symbolic links. If
+        `within` is None, this is not checked. Raise a subclass of AdapterError if the adapter is
+        refused.
         """
         base = self.base_model()
         limit = self._settings.max_adapter_bytes
-        # Convert one adapter at a time: each conversion holds a complete adapter in memory.
+        # Convert only one adapter at a time, because each conversion needs memory for a complete
+        # adapter.
         back = any(each.reads_adapters for each in self._capabilities())
         async with self._lock:
             try:
@@ -134,7 +139,7 @@ class Converter:
 
 
 def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
-    """Yield notes for the operator about an adapter that was accepted but may be a mistake."""
+    """Yield notes for the operator about an accepted adapter that may be a mistake."""
     if note := quantization_note(read.trained_on or "", own_names):
         yield note
     if read.changes_nothing:
@@ -142,9 +147,10 @@ def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
 
 
 def _with_advice(error: BaseMismatch) -> BaseMismatch:
-    """Return the error with advice for the case that both names mean the same base model.
+    """Return a copy of `error` with advice for the case that both names mean the same model.
 
-    The advice names the setting for aliases and the value to set.
+    The adapter's configuration may have another name for the served base model. The advice is to
+    declare this name as an alias, or to correct the name in the adapter's configuration.
     """
     alias = suggested_alias(error.trained_on)
     if alias is None:

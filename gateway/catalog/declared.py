@@ -1,10 +1,15 @@
-"""Loading of declared adapters, which are the LoRA adapters of the configuration file.
+"""Loading of the LoRA adapters that the configuration file declares.
 
-The file lists them in `adapters`. The subfolders of `adapters_folder` are declared adapters, too.
-When the content of an adapter's source changes, the new content becomes the served version. Each
-content is identified by its digest and applied only once. Several gateways that see the same change
-therefore get the same result, and a rollback remains in force until the next change. Of all
-processes that share a store, one process loads the adapters. All of them can report the state.
+The configuration lists adapters in `adapters`. Each subfolder of `adapters_folder` is a declared
+adapter, too. When the files of an adapter change, the gateway serves the changed files as a new
+version of the adapter.
+
+The digest of the files identifies a version, and each version is applied only once. If several
+gateways see the same change, the result is therefore the same. A rollback remains in force until
+the files change again.
+
+If several processes share a store, only the process that holds a lock loads the adapters. It writes
+their status to a file, which all processes can read.
 
 See decision 032 in docs/decisions.
 """
@@ -46,7 +51,12 @@ LoadState = Literal["waiting", "loaded", "failed"]
 class ReportedStatus(NamedTuple):
     """Status of one declared adapter.
 
-    `version` is the digest of the version that was loaded last; "" if no version was loaded.
+    Attributes:
+        name: the adapter's name.
+        source: the adapter's source, as text.
+        state: "waiting", "loaded" or "failed".
+        version: digest of the version that was loaded last; "" if no version was loaded.
+        error: the reason of the last failure; "" after a success.
     """
 
     name: str
@@ -61,7 +71,7 @@ class _State:
     source: Source
     watch: bool
     loaded_for: int = -1
-    """Number of the configuration reload after which the source was last loaded."""
+    """Value of `DeclaredAdapters._reloads` when the source was last loaded."""
     stamp: Stamp = ()
     last_stamp: Stamp = ()
     digest: str = ""
@@ -100,20 +110,23 @@ class DeclaredAdapters:
         self._states: dict[str, _State] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._last_poll: object = None
-        """(reload number, adapter names) of the last poll; None if the last poll failed."""
+        """Number of configuration reloads and set of adapter names at the last poll.
+
+        None if the last poll failed.
+        """
         self._pruned: object = None
         self._lock = FolderLock(self._folder / ".lock")
         self._written = ""
 
     def update(self, configuration: Configuration) -> None:
-        """Use a new configuration from the next poll on."""
+        """Use the adapters of a new configuration from the next poll on."""
         self._configuration = configuration
         self._reloads += 1
 
     async def follow(self, troubles: Troubles) -> None:
-        """Load declared adapters, and reload them when their sources change. Run until cancelled.
+        """Load declared adapters, and reload them when their files change. Run until cancelled.
 
-        Failures are reported to `troubles`.
+        Failures are reported to `troubles`, which shows them to operators.
         """
         try:
             while True:
@@ -126,8 +139,8 @@ class DeclaredAdapters:
                 except Exception as error:  # continue to poll after any error
                     text = f"looking after declared adapters failed: {error!r}"
                     troubles.hold("declaration", logging.ERROR, text, exc_info=True)
-                # Report all failures in every process, but without a log line: the process that
-                # loads the adapters has logged them.
+                # Report failed loads in every process, so that each process can show them to
+                # operators. Write no log line: the process that loads the adapters has logged them.
                 failed = await asyncio.to_thread(self._failure_messages)
                 troubles.hold_each("declared_adapters", logging.ERROR, failed, logs=False)
                 await asyncio.sleep(_POLL_INTERVAL_S)
@@ -138,14 +151,17 @@ class DeclaredAdapters:
             self._release_lock()
 
     def counts(self) -> dict[str, int]:
-        """Return the number of adapters in each state, for the adapters that this process loads."""
+        """Return how many adapters of this process are "waiting", "loaded" and "failed".
+
+        Adapters that another process loads are not counted.
+        """
         found = [state.load_state for state in self._states.values()]
         return {standing: found.count(standing) for standing in get_args(LoadState)}
 
     def read_report(self) -> list[ReportedStatus]:
-        """Return the status of all declared adapters, or an empty list if it cannot be read.
+        """Return the status of all declared adapters, or an empty list if it is unknown.
 
-        The status comes from a file that the loading process writes.
+        The status comes from a file. The process that loads the adapters writes this file.
         """
         if not self._has_declarations:
             return []
@@ -171,10 +187,12 @@ class DeclaredAdapters:
         return self._folder / "state.json"
 
     async def _poll(self) -> None:
-        """Start loading new and changed sources, and remove adapters that are no longer declared.
+        """Start loading new and changed adapters, and remove adapters that are no longer declared.
+
+        Adapters are loaded in background tasks.
 
         Raises:
-            OSError: the folder cannot be read.
+            OSError: the folder of adapters cannot be read.
             StoreError: an adapter cannot be removed.
         """
         declared = self._configuration
@@ -232,7 +250,7 @@ class DeclaredAdapters:
         )
 
     async def _find_changed(self, reloads: int) -> list[str]:
-        """Return the names of loaded adapters whose watched source has changed.
+        """Return the names of loaded adapters whose files have changed, if the files are watched.
 
         Raise `SourceUnavailable` if a disk does not respond.
         """
@@ -244,8 +262,9 @@ class DeclaredAdapters:
         stamps = await self._admin.sources.read_stamps(each.source for each in watched.values())
         changed = []
         for (name, state), stamp in zip(watched.items(), stamps, strict=True):
-            # Reload if the source differs from the loaded content, but not from the last poll:
-            # someone wrote to it and has probably finished. Keep the adapter if its source is gone.
+            # Reload if the files differ from the loaded files. Wait until two polls in a row have
+            # found the same files, because someone may still be writing them. If the source is
+            # missing (None), do nothing, so the loaded adapter remains.
             if stamp is not None and stamp == state.last_stamp != state.stamp:
                 changed.append(name)
             state.last_stamp = stamp or ()
@@ -273,8 +292,8 @@ class DeclaredAdapters:
         sources = self._admin.sources
         if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
-        # Download from one server or bucket at a time: then a slow server delays only its own
-        # adapters.
+        # Download only one adapter at a time from each server or bucket. A slow server then delays
+        # only its own adapters.
         who = f"{DECLARED} {state.source.scheme}://{state.source.authority}"
         async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
@@ -285,12 +304,15 @@ class DeclaredAdapters:
         state.stamp, state.digest = found.stamp, digest
 
     async def _prune(self, wanted: Collection[str]) -> None:
-        """Remove adapters that are not in `wanted`, if all their versions were declared.
+        """Remove adapters that the configuration file no longer declares.
 
-        The caller must call this only after the declared names have changed. Otherwise a gateway
-        with an older configuration would remove adapters that another gateway has just added. The
-        caller must also have seen the same names in two polls in a row: while a folder is being
-        replaced, its name is missing for a moment.
+        `wanted` has the names of declared adapters. Adapters with a version from another origin
+        than the configuration file are not removed.
+
+        Call this method only after the declared names have changed. Otherwise, a gateway with an
+        older configuration would remove adapters that another gateway has just added. Also call it
+        only after two polls in a row have found the same names. While someone replaces an adapter's
+        folder, the name is missing for a moment.
         """
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
@@ -325,8 +347,8 @@ class DeclaredAdapters:
 def _find_subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
     """Return (name, source) of each subfolder whose name is a valid adapter name.
 
-    Raise OSError if there is no such subfolder. The volume is then probably not mounted, or it is
-    new and contains only ``lost+found``.
+    Raise OSError if there is no such subfolder. In this case, the volume is probably not mounted,
+    or it is new and contains only ``lost+found``.
     """
     found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
     if len(found) > _MAX_FOLDERS:

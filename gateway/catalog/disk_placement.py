@@ -1,4 +1,8 @@
-"""Polling of replicas' disks, for replicas that read LoRA adapters from disk."""
+"""Tracking of the LoRA adapter versions on the disks of replicas that read adapters from disk.
+
+The gateway polls the disks. It sends a request only to replicas that have the request's adapter
+version.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,11 @@ _MIN_GRACE_S = 3600.0
 
 
 class DiskPlacement:
-    """State of the replicas' disks: which adapter versions they have.
+    """Tracker of the adapter versions on the replicas' disks.
 
-    The replicas mount a shared volume, or agents fill a disk of each replica and report to Redis.
+    There are two ways to copy versions to these disks. Either the replicas mount a shared volume,
+    and the gateway writes to this volume. Or each replica's machine runs an agent, which writes to
+    the local disk and reports through Redis.
 
     Attributes:
         placement: the adapter versions on each replica's disk.
@@ -46,10 +52,10 @@ class DiskPlacement:
         records: Callable[[], Iterable[Record]],
         base_model: Callable[[], BaseModel],
     ) -> None:
-        """Prepare a shared volume or agents.
+        """Choose the way to copy adapters to the replicas' disks.
 
-        If `settings.peft_dir` is set, `folder` is the shared volume. Otherwise, if `redis` is set,
-        agents are used. If neither is set, adapters are not copied to the replicas' disks.
+        If `settings.peft_dir` is set, `folder` is a shared volume. Otherwise, if `redis` is set,
+        agents copy the adapters. If neither is set, adapters are not copied.
         """
         self.placement = Placement()
         self.shortfalls = ShortfallLog()
@@ -81,7 +87,7 @@ class DiskPlacement:
         return None if self._disks is None else self.placement.of(weights)
 
     def close(self) -> None:
-        """Release the lock of the shared volume, or close the connection to Redis."""
+        """Release the lock of a shared volume, or close the connection to the agents' Redis."""
         if self._disks is not None:
             self._disks.close()
 

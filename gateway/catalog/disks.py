@@ -1,8 +1,8 @@
 """Disks of replicas that read LoRA adapters from disk.
 
-`AgentDisks` are disks of the replicas' machines. An agent on each machine fills its disk and
-reports the content through Redis. A `SharedDisk` is a folder on a volume that all replicas mount;
-the gateway fills it.
+`AgentDisks` are the local disks of the replicas' machines. An agent on each machine copies adapter
+versions to the local disk, and reports the versions through Redis. A `SharedDisk` is a folder on a
+volume that all replicas mount. The gateway itself copies adapter versions there.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from lora_store.peft_keeper import PeftDiskManager, WantedVersion, list_wanted
 from lora_store.peft_notices import AgentState, GatewayState, Heartbeats, PeftNotices
 from lora_store.tiered import TieredStore
 
-# Seconds without a report after which an agent counts as gone. The restart of an agent takes less,
-# and its disk keeps the files in the meantime.
+# Seconds without a report after which an agent is considered stopped. The restart of an agent takes
+# less time, and its disk still has the files after the restart.
 _AGENT_TIMEOUT_S = 60.0
 _BASE_REPORT_INTERVAL_S = 10.0
-# Maximum number of seconds between two polls that count as silence of the agents. In a longer
-# interval, Redis was probably unavailable, so agents could not report.
+# Maximum time that one interval between two polls adds to `_redis_uptime_s`. If an interval is
+# longer, Redis was probably unavailable, so agents could not report.
 _MAX_UNHEARD_S = 2.0
 _MAX_WORK_S = 1.0
 
 
 class AgentDisks:
-    """Disks whose content agents report through Redis.
+    """Local disks of the replicas' machines, whose adapter versions agents report through Redis.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -53,7 +53,7 @@ class AgentDisks:
         self._beat = 0
         self._clock = clock
         self._base_reported_at = -math.inf
-        # Seconds in which Redis was available. The silence of an agent is measured in this time,
+        # Total time during which Redis was available. An agent's timeout is measured in this time,
         # because agents cannot report while Redis is unavailable.
         self._redis_uptime_s = 0.0
         self._polled_at = clock()
@@ -61,9 +61,10 @@ class AgentDisks:
         self._held: dict[str, AgentState] = {}
 
     async def poll(self) -> None:
-        """Read the agents' reports, and report to Redis which versions this gateway uses.
+        """Read the agents' reports from Redis, and report which versions this gateway uses.
 
-        Raise StoreError, or the errors of `base`. After an error, the placement is unchanged.
+        Raise StoreError, or an error of the callback `base`. After an error, the placement is
+        unchanged.
         """
         beats = await asyncio.to_thread(self._notices.read_beats)
         now = self._clock()
@@ -79,8 +80,9 @@ class AgentDisks:
                 if held is not None:
                     self._held[agent] = held
         self._update_placement()
-        # Build this state directly after the update, without an `await` in between. Every version
-        # that a request has chosen is then in `in_use`, or in one of the states in `seen`.
+        # Build the report directly after the update, without an `await` in between. Otherwise, a
+        # request could choose a version that the report does not list as used. An agent could then
+        # delete that version.
         self._beat += 1
         named = GatewayState(
             beat=self._beat,
@@ -93,7 +95,7 @@ class AgentDisks:
             self._base_reported_at = now
 
     def _update_placement(self) -> None:
-        """Update the placement from the last reports of all agents."""
+        """Update the placement from the latest report of each agent."""
         folders: dict[str, dict[str, str]] = {}
         lacks: dict[str, dict[str, str]] = {}
         for held in self._held.values():
@@ -112,10 +114,10 @@ class AgentDisks:
 
 
 class SharedDisk:
-    """The folder `root` on a shared volume; the replicas mount it as `seen_as`.
+    """A folder on a volume that all replicas mount.
 
-    Of the gateway processes that share the folder, one process fills it. Not thread-safe: use an
-    instance in one event loop only.
+    If several gateway processes share the folder, only one process writes to the folder. Not
+    thread-safe: use an instance in one event loop only.
     """
 
     def __init__(
@@ -151,9 +153,10 @@ class SharedDisk:
         self._keeper: PeftDiskManager | None = None
 
     async def poll(self) -> None:
-        """Fill the folder if this process is responsible for it, and update the placement.
+        """Copy missing versions to the folder, and update the placement.
 
-        Raise OSError, or the errors of `base`.
+        Only the process that holds the folder's lock copies versions. Raise OSError, or an error of
+        the callback `base`.
         """
         loop = asyncio.get_running_loop()
 
@@ -168,10 +171,10 @@ class SharedDisk:
     def _work(
         self, wanted: list[WantedVersion], fetch: Callable[[str], Converted]
     ) -> Iterable[str]:
-        """Fill the folder, and return the digests of the versions in the folder.
+        """Copy missing versions to the folder, and return the digests of the versions there.
 
-        Stop filling after about `_MAX_WORK_S` seconds. If another process fills the folder, only
-        list the versions.
+        Stop copying after about `_MAX_WORK_S` seconds. If another process holds the folder's lock,
+        copy nothing.
         """
         if not self._folders.take():
             return self._folders.list_versions()
@@ -185,8 +188,8 @@ class SharedDisk:
     def _is_unused(self, digest: str, _revision: int) -> bool:
         """Return True if no request of this process uses the version.
 
-        Requests of other processes need no check: they ended within the grace time, which is longer
-        than any request.
+        Requests of other processes are not checked. They have ended before the grace time was over,
+        because the grace time is longer than the time limit of any request.
         """
         return digest not in self._placement.in_use()
 

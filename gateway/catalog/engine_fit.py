@@ -33,7 +33,11 @@ class EngineFit:
         self._base_model = base_model
 
     def warnings(self) -> dict[str, str]:
-        """Return the warnings for operators. The keys are "tp_size" and "host_cache"."""
+        """Return the warnings for operators about adapters that do not fit the engines.
+
+        The key "tp_size" is for adapters that require a certain tensor parallel size. The key
+        "host_cache" is for adapters that do not all fit in the engine's LoRA cache in host memory.
+        """
         found = {}
         served = [(record.name, record.version.tp_size) for record in self._adapters.records]
         made = ", ".join(f"{name} ({tp_size})" for name, tp_size in served if tp_size)
@@ -55,13 +59,14 @@ class EngineFit:
         return found
 
     def compute_cache_fit(self) -> sizes.CacheFit | None:
-        """Return how many of the served versions fit the engine's LoRA caches.
+        """Return a comparison of the served versions with the size of the engine's LoRA caches.
 
-        Return None if the size of the caches is unknown.
+        Return None if the size of the caches is unknown, or if adapters are not uploaded to any
+        engine.
         """
         served = [record.version.modules for record in self._adapters.records]
-        # Check only engines to which adapters are uploaded. Other engines have the cache of the LLM
-        # API, which is limited by a number of adapters instead of bytes.
+        # Check only engines to which adapters are uploaded. All other engines use TensorRT-LLM's
+        # LLM API, whose cache is limited by a number of adapters instead of bytes.
         if not (sent := self._upload_capabilities()):
             return None
         settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)

@@ -29,7 +29,7 @@ class ServedModel(Generic[C]):
     Attributes:
         name: the model's name for clients.
         entry: the model's entry in the configuration file.
-        mapping: the model's name and tensors in Triton.
+        mapping: the names of the Triton model and of its input and output tensors.
         tokenizer: the model's tokenizer; None if texts are sent to Triton without counting tokens.
     """
 
@@ -43,12 +43,12 @@ AnyModel = ServedModel[mapped.EmbeddingModel] | ServedModel[mapped.RerankModel]
 
 
 class MappedModels:
-    """The embedding and ranking models of the configuration in force."""
+    """The embedding and ranking models of the current configuration."""
 
     def __init__(self) -> None:
         self._models: Mapping[str, AnyModel] = {}
         self._tokenizers: dict[str, InputTokenizer] = {}
-        """Tokenizers of the last checked configuration, by their folder."""
+        """Tokenizers of the last checked configuration. The key is the tokenizer's folder."""
         self.adapters: Callable[[], Iterable[str]] = tuple
         """Function that returns the names of registered adapters."""
 
@@ -127,7 +127,10 @@ class MappedModels:
 
 
 class MappedRouter(Generic[C]):
-    """Resolver of model names for an endpoint: only embedding models, or only ranking models."""
+    """Lookup of models by name, for an endpoint that serves only one type of model.
+
+    The type is either embedding models or ranking models.
+    """
 
     def __init__(self, models: MappedModels, router: ModelRouter, kind: type[C]) -> None:
         self._models = models

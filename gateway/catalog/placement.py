@@ -25,7 +25,7 @@ def address_of(endpoint: str) -> str:
 
 
 class Placement:
-    """Adapter versions on replicas' disks, as this process knows them from its last poll.
+    """The adapter versions on replicas' disks, as found by the last poll of this process.
 
     The task that polls the disks calls `set`. Not thread-safe: use an instance in one event loop
     only.
@@ -48,7 +48,7 @@ class Placement:
         refused: Mapping[str, str],
         lacks: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """Replace the state of all disks.
+        """Replace everything that is known about the adapter versions on the disks.
 
         Args:
             folders: paths of versions' folders in the replica's file system, by the replica's
@@ -62,7 +62,7 @@ class Placement:
         self._lacks = lacks
 
     def wake(self) -> None:
-        """Wake all requests in `wait_for_poll`; they then check again where their version is."""
+        """Wake all requests in `wait_for_poll`. They then look for a replica with their version."""
         self._polled.set()
         self._polled = asyncio.Event()
 
@@ -71,7 +71,7 @@ class Placement:
         return VersionFolders(self, digest)
 
     def in_use(self) -> dict[str, frozenset[str]]:
-        """Return which versions are in use: addresses of replicas, by the version's digest.
+        """Return the versions in use: for each version's digest, the addresses of replicas.
 
         A version is in use on a replica while a request with the version runs there.
         """
@@ -98,7 +98,10 @@ class Placement:
         return frozenset(self._folders)
 
     def state(self, digest: str, endpoint: str) -> str:
-        """Return the state of a version on a replica: `HELD`, `COMING`, or "not held: REASON"."""
+        """Return text for operators about a version on a replica.
+
+        The text is "held" (on the replica's disk), "on its way", or "not held: REASON".
+        """
         if self.at(digest, endpoint) is not None:
             return HELD
         why = self._lacks.get(address_of(endpoint), {}).get(digest) or self._refused.get(digest)
@@ -109,12 +112,15 @@ class Placement:
         return COMING
 
     def count_lacking(self, endpoint: str) -> Counter[str]:
-        """Return the number of versions that are not on the replica's disk, by reason."""
+        """Return the number of versions that are not on the replica's disk, for each reason."""
         return Counter(self._lacks.get(address_of(endpoint), self._refused).values())
 
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:
-        """Return a context manager that marks the version as in use on the replica."""
+        """Return a context manager that marks the version as in use on the replica.
+
+        A version in use is not removed from the replica's disk.
+        """
         key = address_of(endpoint), digest
         self._in_use[key] += 1
         try:

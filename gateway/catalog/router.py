@@ -16,9 +16,10 @@ class Route:
     """The base model or adapter version that a model name selects.
 
     Attributes:
-        name: the model's name as a label in metrics, without the version.
+        name: the model's name without the version, as a label in metrics.
         lora: the adapter version; None for the base model.
-        version: ``NAME@DIGEST`` of the adapter version, for headers; None for the base model.
+        version: ``NAME@DIGEST`` of the adapter version, for a response header; None for the base
+            model.
         chat_template: the adapter version's chat template; None to use the base model's template.
     """
 
@@ -29,25 +30,25 @@ class Route:
 
 
 class ModelRouter:
-    """Resolver of model names. It uses the adapters that exist at the time of the call."""
+    """Lookup of the base model or a LoRA adapter by the model name in a request."""
 
     def __init__(
         self, base: str, adapters: AdapterCatalog, refuse: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Create the resolver.
+        """Create the router.
 
         Args:
             base: name of the base model.
             adapters: the catalog of adapters.
-            refuse: called with each other name; raises InvalidRequest for a model that does not
-                generate text.
+            refuse: called with each model name that is not `base`; raises InvalidRequest if the
+                model does not generate text.
         """
         self._base = base
         self._adapters = adapters
         self._refuse = refuse
 
     def resolve(self, model: str) -> Route:
-        """Return the route of a model name.
+        """Return the base model or adapter version for a model name.
 
         Raises:
             ModelNotFound: no model has this name.

@@ -10,7 +10,8 @@ from gateway.catalog.placement import Placement, address_of
 
 log = logging.getLogger(__name__)
 
-# Seconds that a shortfall must last before it is logged. Agents that start have reported by then.
+# Seconds for which a problem must last before it is logged. An agent that has just started has
+# reported by then.
 _LOG_AFTER_S = 15.0
 
 
@@ -46,11 +47,11 @@ class ShortfallLog:
 
     @property
     def lasting(self) -> list[str]:
-        """Messages that were logged and whose problem still exists."""
+        """Messages that have been logged and whose problem still exists."""
         return sorted(self._logged)
 
     def update(self, found: list[str]) -> None:
-        """Record the current messages, and log those whose problem has lasted long enough."""
+        """Record the latest messages. Log each message whose problem has lasted long enough."""
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in found}
         self._logged &= self._since.keys()

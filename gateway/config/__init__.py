@@ -1,1 +1,1 @@
-"""Settings from environment variables, and the configuration file."""
+"""Configuration of a gateway: settings from environment variables, and the configuration file."""

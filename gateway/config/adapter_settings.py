@@ -14,7 +14,7 @@ from lora_store import redis_url
 
 
 class AdapterSettings(BaseModel):
-    """LoRA adapters and their storage."""
+    """Settings of LoRA adapters and their storage."""
 
     store_dir: Path = Field(
         Path(".state/adapters"),

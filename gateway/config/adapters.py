@@ -1,4 +1,4 @@
-"""Entries of the configuration file for adapters."""
+"""Entries of the configuration file for LoRA adapters that the gateway itself loads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ AdapterName = Annotated[str, AfterValidator(_check_name)]
 
 
 class DeclaredAdapter(BaseModel):
-    """A LoRA adapter that the gateway loads. GATEWAY_ADAPTER_SOURCES does not restrict it."""
+    """A LoRA adapter that the gateway loads from `source`.
+
+    The setting GATEWAY_ADAPTER_SOURCES restricts only the sources that admins may load over the
+    API, not this source.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     name: AdapterName = Field(
@@ -68,5 +72,5 @@ class DeclaredAdapter(BaseModel):
 
     @property
     def may_be_watched(self) -> bool:
-        """True if the source is on this machine's disk."""
+        """True if the source is on this machine's disk, so that `watch` is allowed."""
         return parse(self.source).scheme in ("file", "hf")

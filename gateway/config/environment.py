@@ -1,4 +1,7 @@
-"""Function that reads the settings from environment variables, and checks their paths."""
+"""Loading of the settings from GATEWAY_* environment variables, with checks for the operator.
+
+The checks find unknown variables, invalid values, and files or folders that do not exist.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from gateway.config.file import ConfigurationError
 from gateway.config.setting_types import is_service_link
 from gateway.config.settings import Settings
 
-# GATEWAY_* variables that are not settings. `gateway triton launch`, commands that send requests to
-# a gateway, and docker-compose.yml use these variables.
+# GATEWAY_* variables that are known but are not settings of the gateway. They are used by `gateway
+# triton launch`, by commands that send requests to a gateway, and by docker-compose.yml.
 _OTHER_VARIABLES = {"GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
 # Variables that Kubernetes sets for a Service named `gateway` or `gateway-...`.
 _SERVICE_LINK = re.compile(
@@ -27,7 +30,7 @@ _SERVICE_LINK = re.compile(
 )
 
 
-# Advice to the operator for required settings that are not set.
+# Advice for each required setting, which the error message has if the setting is missing.
 _REQUIRED = {
     "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
     "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",
@@ -56,9 +59,10 @@ def settings_from_environment() -> Settings:
 
 
 def find_unknown_variables() -> list[str]:
-    """Return a message for each unknown GATEWAY_* variable, with the most similar setting.
+    """Return an error message for each GATEWAY_* variable whose name is unknown.
 
-    Variables that Kubernetes sets for Services are ignored.
+    The message suggests the setting with the most similar name. Variables that Kubernetes sets for
+    Services are ignored.
     """
     known = [f"GATEWAY_{name.upper()}" for name in Settings.model_fields]
     problems = []
@@ -94,9 +98,10 @@ def _describe_problem(problem: Any) -> str:
 
 
 def _find_missing(settings: Settings) -> Iterator[str]:
-    """Yield a message for each file or folder that is missing or not writable on this machine.
+    """Yield an error message for each file or folder that is missing or not writable.
 
-    `Settings` does not check these, because settings may be for another machine.
+    `Settings` does not check files and folders itself, so that settings for another machine can be
+    validated, too.
     """
     if not settings.tokenizer_dir.is_dir():
         yield f"GATEWAY_TOKENIZER_DIR: {settings.tokenizer_dir} is not a folder"

@@ -53,7 +53,7 @@ _MESSAGE_BY_ERROR_TYPE = {
 
 
 class LimitsSection(BaseModel):
-    """Settings for the counting of all tenants' limits."""
+    """Section `limits` of the configuration file, which applies to all tenants."""
 
     model_config = _STRICT
     when_redis_is_away: RedisUnavailablePolicies = Field(
@@ -156,24 +156,27 @@ class Configuration(BaseModel):
 
 
 class ConfigurationError(Exception):
-    """Invalid configuration file or settings.
+    """The configuration file or the settings are invalid.
 
-    The message has one line per problem. For a file, the line is ``FILE:LINE: FIELD: problem``.
+    The message has one line per problem. A line about the file has the form
+    ``FILE:LINE: FIELD: problem``.
     """
 
 
 FieldPath = Sequence[str | int]
 Check = Callable[[Configuration], tuple[FieldPath, str] | None]
-"""Function that checks if this gateway can apply a configuration.
+"""Function that checks if this gateway can apply a valid configuration.
 
-The function returns (field, reason) for a field that cannot be applied, or None.
+If a field conflicts, for example with a setting, the function returns the path of the field and an
+error message. If the configuration can be applied, it returns None.
 """
 
 
 def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedYaml]:
     """Read and validate the file, and return (configuration, parsed YAML).
 
-    `check` is called with a valid configuration. Raise ConfigurationError with all problems.
+    If the file is valid, `check` is called with the configuration, and may refuse it. Raise
+    ConfigurationError if the file is invalid or refused; its message has a line for each problem.
     """
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))
@@ -243,7 +246,7 @@ def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _find_conflicting_replicas(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[FieldPath, str]]:
-    """Yield an error for each endpoint that occurs twice with different values."""
+    """Yield an error for each endpoint that has two entries with different values."""
     known: dict[str, ReplicaEntry] = {}
     for number, entry in enumerate(replicas):
         if known.setdefault(entry.endpoint, entry) != entry:
@@ -312,7 +315,10 @@ def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPa
 
 
 class ConfigurationFile:
-    """The configuration file. `current` is the last valid configuration, which is applied."""
+    """The configuration file, which is read at start and after each change.
+
+    `current` is the configuration that the gateway uses: the last valid version of the file.
+    """
 
     def __init__(
         self,
@@ -326,8 +332,8 @@ class ConfigurationFile:
         Args:
             path: the file; None for an empty configuration.
             check: called with each configuration before it is applied.
-            problem: returns an error text if the current configuration is not fully applied, else
-                "".
+            problem: returns an error text if the gateway could apply only a part of the current
+                configuration, else "".
 
         Raises:
             ConfigurationError: the file cannot be read or is invalid, or `check` refuses it.

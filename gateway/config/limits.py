@@ -1,4 +1,4 @@
-"""Table of the limits that a tenant may have: the unit and the period of each.
+"""Table of the limits that a tenant may have, with the unit and the period of each limit.
 
 To add a limit, add a row to `LIMITS`, a field of `RedisUnavailablePolicies`, and a field of
 `Tenant`.
@@ -28,9 +28,9 @@ class LimitKind(NamedTuple):
     """Unit and period of a limit.
 
     Attributes:
-        code: first letter of the limit's fields in Redis. `script.lua` derives the period from this
-            letter.
-        counts: the unit.
+        code: letter that stands for the limit in Redis: the first letter of its hash fields. The
+            script `script.lua` knows the period of the limit by this letter.
+        counts: unit that the limit counts.
         budget: True if the period is a calendar day or month in UTC. Other limits apply to the last
             minute, or to the requests that run now.
         header: name of the limit in OpenAI's headers ``x-ratelimit-*``; None without headers.
@@ -57,9 +57,9 @@ BudgetPolicy = Literal["allow", "refuse"]
 class RedisUnavailablePolicies(BaseModel):
     """Policy for each limit while Redis cannot count it for all gateways together.
 
-    ``local``: each gateway process counts alone. ``allow``: the limit does not apply; usage of a
-    budget is added once Redis is available again. ``refuse``: requests of tenants with this limit
-    get 503.
+    ``local``: each gateway process counts its own requests only. ``allow``: the limit does not
+    apply; tokens that are used meanwhile are added to the budgets once Redis is available again.
+    ``refuse``: requests of tenants that have this limit get status 503.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

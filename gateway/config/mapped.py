@@ -1,6 +1,6 @@
-"""Entries of the configuration file for embedding and ranking models of the same Triton.
+"""Entries of the configuration file for embedding and ranking models that Triton serves.
 
-An entry maps the inputs and outputs of requests to the names of the model's tensors.
+An entry maps the inputs and outputs of the gateway's requests to the names of the model's tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MappedModelEntry(BaseModel):
     @property
     @abstractmethod
     def texts(self) -> tuple[str, ...]:
-        """Names of the input tensors of text; empty for a model with `input_ids`."""
+        """Names of the input tensors for text; empty if the model's input is token ids."""
 
     def _check(self, names: str) -> None:
         if bool(self.texts) is (self.input_ids is not None):
@@ -67,7 +67,10 @@ class MappedModelEntry(BaseModel):
 
 
 class EmbeddingModel(MappedModelEntry):
-    """An embedding model. It has either `input` or `input_ids`."""
+    """Entry for an embedding model, with the name of its input tensor.
+
+    The input is either text (`input`) or token ids (`input_ids`).
+    """
 
     input: _Tensor | None = Field(default=None, description="Input tensor of text, BYTES.")
     dimensions: bool = Field(
@@ -87,7 +90,10 @@ class EmbeddingModel(MappedModelEntry):
 
 
 class RerankModel(MappedModelEntry):
-    """A ranking model. It has either `query` and `document`, or `input_ids`."""
+    """Entry for a ranking model, with the names of its input tensors.
+
+    The input is either text (`query` and `document`) or token ids (`input_ids`).
+    """
 
     query: _Tensor | None = Field(
         default=None, description="Input tensor of the query's text, BYTES."
@@ -113,4 +119,4 @@ class RerankModel(MappedModelEntry):
 
 EmbeddingModels = dict[AdapterName, EmbeddingModel]
 RerankModels = dict[AdapterName, RerankModel]
-"""Ranking models by the names that clients use, like `EmbeddingModels`."""
+"""Entries of ranking models, by the name that clients use for the model."""

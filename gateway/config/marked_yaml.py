@@ -24,7 +24,10 @@ class YamlProblem(Exception):
 
 
 class MarkedYaml:
-    """A YAML document. `data` has dicts, lists, strings, numbers, booleans and None."""
+    """A parsed YAML document, which knows the line of each value.
+
+    `data` is the document as dicts, lists, strings, numbers, booleans and None.
+    """
 
     def __init__(self, text: str) -> None:
         """Parse a document. Raise YamlProblem for invalid YAML and for repeated keys."""

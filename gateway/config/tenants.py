@@ -1,4 +1,4 @@
-"""Entries of the configuration file for tenants, and functions to create and hash API keys."""
+"""Entry of the configuration file for a tenant, and functions that create and hash API keys."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _KEY_BYTES = 32
 KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 """Hash of a key: ``sha256:`` and the hex digest.
 
-No salt is needed, because a key has 256 random bits.
+A salt is not necessary: it would protect keys that can be guessed, and a key has 256 random bits.
 """
 
 Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Tenant(BaseModel):
-    """An entry of `tenants` in the configuration file. An absent limit does not apply.
+    """An entry of `tenants` in the configuration file. A limit that is None does not apply.
 
     Adapters called `NAME/...` belong to the tenant `NAME`, who may always use them. Another tenant
     may use them only if a pattern in its `models` contains a slash and matches.
@@ -133,8 +133,8 @@ class Tenant(BaseModel):
 def is_common(name: str, base: str) -> bool:
     """Return True if the model called `name` does not belong to a tenant.
 
-    Models of tenants are called `TENANT/NAME`. The base model belongs to no tenant, although its
-    name may have a slash.
+    The names of a tenant's models have the form `TENANT/NAME`. The base model belongs to no tenant,
+    although its name may have a slash. `base` is its name.
     """
     return name == base or "/" not in name
 

@@ -1,1 +1,4 @@
-"""Data of the console: the state of one gateway with all its workers, and changes of this state."""
+"""Data that the web console shows: replicas, adapters, tenants and requests of one gateway.
+
+A gateway may have several workers, so the data of all workers are merged.
+"""

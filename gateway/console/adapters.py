@@ -1,9 +1,8 @@
-"""State of LoRA adapters on replicas, as seen by one worker.
+"""LoRA adapters for the console: on which replicas each adapter is loaded, as one worker knows it.
 
-Most adapters are usually on no replica. The description of an adapter therefore lists only the
-replicas that have the adapter, according to the cache state of each engine. For a thousand adapters
-on twenty replicas, the computation takes a few milliseconds. The event loop runs other tasks in
-between.
+Most adapters are usually on no replica. The JSON description of an adapter therefore lists only the
+replicas whose engine has the adapter in its cache. For a thousand adapters on twenty replicas, the
+computation takes a few milliseconds. The event loop runs other tasks in between.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
 MAX_ADAPTERS = 2000
-"""Maximum number of adapters in the state. Further adapters are counted but not listed."""
+"""Maximum number of adapters that the console lists. Further adapters are only counted."""
 _YIELD_EVERY = 100
 _MAX_REASON_CHARS = 200
 
@@ -28,7 +27,8 @@ Cell = dict[str, object]
 class AdapterFacts:
     """Builder of the JSON descriptions of adapters, for the console.
 
-    Fields that depend only on an adapter's record are cached, because records are immutable.
+    Some fields depend only on the adapter's `Record` (its list of versions). They are cached, and
+    computed again when the adapter has a new record.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,8 @@ class AdapterFacts:
     ) -> dict[str, dict[str, object]]:
         """Return a JSON description of each adapter, by name.
 
-        If `complete` is False, omit fields that are the same in all workers.
+        If `complete` is False, omit the fields that are the same in all workers. Only one worker
+        needs to add these fields to the merged data.
         """
         records = service.adapters.records[:MAX_ADAPTERS]
         replicas = list({replica.endpoint: replica for replica in service.replicas}.values())
@@ -92,11 +93,13 @@ def _describe_version(version: Version) -> dict[str, object]:
 
 
 def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
-    """Return states by adapter name and endpoint, for engines to which adapters are uploaded.
+    """Return which engine has which adapter in its cache, by adapter name and replica endpoint.
 
-    Adapters that an engine has neither loaded nor evicted are omitted. The state concerns the
-    served version, and evictions are counted for all versions. If several adapters have the same
-    weights, an engine stores these weights once, so all of these adapters get the same state.
+    Only engines to which the gateway uploads adapters are listed. For each adapter that an engine
+    has loaded or evicted, the result has a state ("held", "loading" or "cold") and the number of
+    evictions. The state is the state of the adapter's served version; evictions are counted for all
+    its versions. Adapters with the same weights share one cache entry of an engine, so they get the
+    same state.
     """
     names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for record in records:
@@ -121,9 +124,9 @@ def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dic
 
 
 def _find_disk_cell(service: Service, version: Version, replica: Replica) -> Cell | None:
-    """Return the state of an adapter version on a replica that reads adapters from its disk.
+    """Return the state of an adapter version on a replica's disk: "held", "loading" or "lacking".
 
-    Return None for other replicas.
+    Return None if the replica does not read adapters from its disk.
     """
     selection = replica.engine.last_selection
     if selection is None or not selection.capabilities.reads_adapters:

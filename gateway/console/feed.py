@@ -1,7 +1,8 @@
-"""Feed of the gateway's state as server-sent events, for the console's browsers ("readers").
+"""Server-sent events with the console's data, for the browsers that show the console ("readers").
 
-Each reader receives the complete state first, then changes. A change is relative to the state that
-the same reader received last, so a slow reader does not delay other readers.
+A snapshot is the complete data of the gateway at one moment. Each reader first receives a snapshot,
+then only what has changed. A change is relative to the snapshot that the same reader received last,
+so a slow reader does not delay other readers.
 
 See decision 008 in docs/decisions.
 """
@@ -22,7 +23,7 @@ _MAX_CACHED_CHANGES = 4
 
 
 class StateSnapshot:
-    """The state at one moment. `text` is the state as JSON."""
+    """Data of the gateway at one moment. `state` is the data, and `text` is `state` as JSON."""
 
     def __init__(self, number: int, state: dict[str, Any]) -> None:
         self.number = number
@@ -37,9 +38,9 @@ class StateSnapshot:
 
 
 class Feed:
-    """Source of states and changes for all readers. Use an instance on one event loop only.
+    """Source of snapshots and changes for all readers. Use an instance on one event loop only.
 
-    `make` returns the current state of the gateway.
+    `make` returns the current data of the gateway.
     """
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
@@ -52,7 +53,7 @@ class Feed:
         return await self._latest.get()
 
     async def follow(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events for one reader: the complete state, then changes.
+        """Yield server-sent events for one reader: first a snapshot, then changes.
 
         The caller must request the next event only after the last event was sent.
         """
@@ -69,9 +70,9 @@ class Feed:
         return StateSnapshot(self._number, await self._make())
 
     def _build_change(self, before: StateSnapshot, after: StateSnapshot) -> bytes:
-        """Return the change between two snapshots as JSON.
+        """Return the difference between two snapshots as a JSON merge patch.
 
-        The last changes are cached. Readers that received the same states get the same bytes.
+        The last few patches are cached, so that readers with the same snapshots share one patch.
         """
         key = before.number, after.number
         change = self._changes.get(key)

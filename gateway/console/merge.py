@@ -1,8 +1,11 @@
-"""Merging of the states of all workers ("parts") into one state for the console.
+"""Merging of the data of all workers ("parts") into the data that the console shows.
 
-Counts are added. If workers report different states of a replica, the worst state wins. The merged
-state has objects with named members instead of lists, and omits unknown values instead of using
-null. Changes can therefore be sent as JSON merge patches, in which null removes a member.
+Counts of the workers are added. If workers report different states of a replica, the merged data
+have the worst state.
+
+The console receives changes as JSON merge patches. Such a patch cannot change single items of a
+list, and null removes a member. The merged data therefore have objects instead of lists, and omit
+unknown values instead of setting them to null.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ Facts = dict[str, Any]
 
 
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
-    """Return the gateway's state, merged from the parts.
+    """Merge the parts of all workers, and return the result.
 
-    The first part must be complete; it is modified. `now` is the state's time in seconds since
-    1970.
+    The first part must have been made with `complete=True`. It is modified. `now` is the present
+    time in seconds since 1970.
     """
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
@@ -116,17 +119,18 @@ def _join_tenant(own: Facts, other: Facts) -> None:
     for name, limit in other["limits"].items():
         if (known := own["limits"].get(name)) is None:
             continue
-        # For concurrent requests, add the numbers of the workers. All other limits have counters
-        # that the workers share, so use the highest value, which is the latest.
+        # Each worker counts only its own concurrent requests, so add the numbers. Workers share the
+        # counters of all other limits, but may have read them at different times: use the highest
+        # value.
         used = (known["used"], limit["used"])
         known["used"] = sum(used) if name == "concurrent_requests" else max(used)
 
 
 def _pick_last_refusal(*of: Facts) -> Facts:
-    """Return the refusal to show for a tenant, given the last refusals of one or two workers.
+    """Return the refused request to show for a tenant, given the last ones of one or two workers.
 
-    Return the later refusal. However, the refusal of an invalid request does not replace a recent
-    refusal of a valid request.
+    Return the later one. However, if the later request was invalid and the other was valid, return
+    the other, unless it is more than `RECENT_S` seconds older.
     """
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]

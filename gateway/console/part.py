@@ -1,4 +1,4 @@
-"""State of one worker for the console ("part"). `merge` combines the parts of all workers."""
+"""Data of one worker for the console (a "part"). The module `merge` combines all workers' parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Part = dict[str, Any]
 
 
 class PartBuilder:
-    """Builder of this worker's parts. `worker` is the worker's number."""
+    """Builder of the part of this worker. `worker` is the worker's number in the gateway."""
 
     def __init__(self, service: Service, worker: int) -> None:
         self._service = service
@@ -29,10 +29,10 @@ class PartBuilder:
         self._tenants = TenantFacts()
 
     async def make(self, *, complete: bool) -> Part:
-        """Return the state of this worker.
+        """Return the present data of this worker.
 
-        If `complete` is False, omit fields that are the same in all workers. The part can then be
-        merged into the complete part of another worker.
+        If `complete` is False, omit the fields that are the same in all workers. `merge` needs
+        these fields in the part of one worker only.
         """
         service, monitor = self._service, self._service.monitor
         _, _, rates = monitor.demand.per_minute()

@@ -1,6 +1,6 @@
-"""JSON Merge Patches (RFC 7396): computation and application.
+"""Functions that compute and apply JSON Merge Patches (RFC 7396).
 
-In a patch, null removes a member. Objects that contain null therefore cannot be patched.
+In a patch, null removes a member. A patch therefore cannot set a member to null.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State of replicas, as seen by one worker."""
+"""JSON descriptions of the replicas for the console, as one worker knows them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from gateway.service import Service
 _MAX_REASON_CHARS = 300  # longer reasons are truncated
 
 WORST_FIRST = ("away", "failing", "leaving", "draining", "ready")
-"""Replica states, the worst first. If workers report different states, the worst wins."""
+"""Replica states, the worst first.
+
+If workers report different states of a replica, the console shows the worst of them.
+"""
 
 SUMMED_FIELDS = ("in_flight", "requests", "places")
-"""Fields that each worker counts separately. `merge` adds them."""
+"""Fields that each worker counts separately. The module `merge` adds the workers' numbers."""
 
 
 def describe_replicas(service: Service) -> dict[str, dict[str, object]]:
     """Return a JSON description of each replica, by endpoint.
 
-    If a replica was removed and added again, the old and the new object exist for a while. The new
-    one is described.
+    If a replica was removed and added again, two `Replica` objects with the same endpoint exist for
+    a while. The result describes the new object.
     """
     return {replica.endpoint: _describe_replica(service, replica) for replica in service.replicas}
 

@@ -1,4 +1,4 @@
-"""Cached result of an asynchronous function, which all callers share."""
+"""Cache for the result of an asynchronous function, so that all callers share one computation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 1.0
-# Minimum time between the starts of two computations, as a multiple of the last duration, so that
-# they use at most a tenth of the process' time. `_MAX_REST_S` limits the pause, because most of the
-# duration may be spent waiting for another worker.
+# If a computation took d seconds, the next one starts 10 d seconds after its start at the earliest.
+# Computations therefore take at most a tenth of the process' time. However, the pause after a
+# computation is at most `_MAX_REST_S` seconds, because a long computation may only have waited for
+# another worker.
 _REST_FACTOR, _MAX_REST_S = 10.0, 5.0
 
 

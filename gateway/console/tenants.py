@@ -1,4 +1,4 @@
-"""State of tenants: their demand, refusals, limits and keys."""
+"""JSON descriptions of the tenants for the console: demand, refused requests, limits and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_KEYS = 100
 MAX_TENANTS = 1000
 """Maximum number of tenants that are listed."""
 SUMMED_FIELDS = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
-"""Fields that each worker counts separately. `merge` adds them."""
+"""Fields that each worker counts separately. The module `merge` adds the workers' numbers."""
 _USES_INTERVAL_S = 15.0
 
 Facts = dict[str, object]
@@ -38,7 +38,8 @@ class TenantFacts:
     async def collect(self, service: Service, *, complete: bool) -> dict[str, Facts]:
         """Return a JSON description of each tenant, by name.
 
-        If `complete` is False, omit fields that are the same in all workers.
+        If `complete` is False, omit the fields that are the same in all workers. Only one worker
+        needs to add these fields to the merged data.
         """
         demand = service.monitor.demand
         requests, tokens, _ = demand.per_minute()

@@ -1,10 +1,13 @@
-"""Disk copy of the store of conversations: one SQLite file for all workers of a gateway.
+"""SQLite file in which all workers of a gateway store tenants' conversations and responses.
 
-Each record belongs to a unit. A unit is either a group (all records of a conversation or response)
-or a single record without a group. A unit is always renewed, expired and evicted completely, so no
-conversation is stored in part. SQL triggers maintain the totals of units and tenants. The column
-`shared` is the Redis epoch in which the record was uploaded to Redis, or 0 if it was not uploaded.
-The epoch is a number that changes when Redis has lost its data.
+Gateways with Redis store the same records in Redis, too; this file is their copy on disk.
+
+Each record belongs to a unit: either a group (all records of one conversation or response), or a
+single record without a group. All records of a unit are renewed, expired and evicted together, so
+the file never has only a part of a conversation. SQL triggers update the number of bytes and
+records of each unit and each tenant. The column `shared` shows if Redis has the record, too: it is
+the epoch in which the record was uploaded to Redis, or 0 if the record was not uploaded. The epoch
+is a number that changes whenever Redis has lost its data.
 
 See decision 067 in docs/decisions.
 """
@@ -76,11 +79,12 @@ _RECORDS = "FROM records r JOIN units u ON u.key = r.unit"
 
 
 class DiskPut(NamedTuple):
-    """Result of a put.
+    """Result of `ConversationDisk.put`.
 
     Attributes:
-        done: False if the put must be repeated, because it has only evicted records so far.
-        evicted: Number of evicted records.
+        done: True if the records are stored. False if this call could only evict other records; the
+            caller must then repeat the call.
+        evicted: Number of records that this call has evicted.
     """
 
     done: bool
@@ -88,16 +92,19 @@ class DiskPut(NamedTuple):
 
 
 class SavedState(NamedTuple):
-    """State of Redis at the last poll, saved on disk for the next start of the gateway.
+    """Result of the last poll of Redis, saved on disk for the next start of the gateway.
+
+    All fields except `key` are fields of `shared.RedisState`.
 
     Attributes:
-        epoch: See `shared.RedisState`; 0 if nothing was saved.
-        since: See `shared.RedisState`.
-        seen: See `shared.RedisState`.
-        departed_ms: See `shared.RedisState`.
-        key: The highest key on disk about a minute before the state was saved. If Redis loses its
-            last writes, it may lack records with higher keys.
-        gateways: See `shared.RedisState`.
+        epoch: Number that changes when Redis has lost all or many records; 0 if nothing was saved.
+        since: Number that changes when Redis may have lost some records.
+        seen: Time of the poll, in ms of Redis' clock.
+        departed_ms: Time at which a gateway last ended for good and its disk was deleted, in ms of
+            Redis' clock.
+        key: Highest key of a record on disk about a minute before the poll. If Redis loses its last
+            writes, Redis may lack the records with higher keys.
+        gateways: Names of the gateways that share this Redis.
     """
 
     epoch: int
@@ -113,7 +120,7 @@ class ForeignFile(Exception):
 
 
 class ConversationDisk:
-    """Disk copy of the store.
+    """Access to the SQLite file of conversations and responses.
 
     Methods block on I/O and raise sqlite3.Error. Call them from one thread at a time.
     """
@@ -131,9 +138,9 @@ class ConversationDisk:
 
         Args:
             folder: The folder of the file; created if missing.
-            ttl_ms: Milliseconds after which an unused unit expires.
-            tenant_bytes: Maximum bytes of one tenant.
-            renew_ms: Minimum milliseconds between two renewals of a unit.
+            ttl_ms: Milliseconds after which an unused unit (conversation or response) expires.
+            tenant_bytes: Maximum number of bytes that the records of one tenant may have.
+            renew_ms: Minimum milliseconds between two updates of a unit's time of last use.
             clock: Returns seconds since 1970.
 
         Raises:
@@ -181,16 +188,18 @@ class ConversationDisk:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, *, used_ms: int | None = None
     ) -> DiskPut:
-        """Store all records or none. Skip records with an equal or higher version on disk.
+        """Store all records or none. Skip a record if the disk has the same or a higher version.
 
         Args:
-            tenant: The owner.
+            tenant: The tenant that owns the records.
             records: The records to store.
-            epoch: The Redis epoch in which the records were put to Redis; 0 if they were not.
-            used_ms: The last use of the records, in ms since 1970; None for now.
+            epoch: The Redis epoch in which the records were written to Redis; 0 if Redis does not
+                have them.
+            used_ms: Time at which the records were last used, in ms since 1970; None for now.
 
         Raises:
-            ConversationTooLarge: A unit would exceed the tenant's limit.
+            ConversationTooLarge: The units of these records would have more bytes than a tenant may
+                have, or one of them would have more than `MAX_MEMBERS` records.
         """
         used_ms = self._now() if used_ms is None else used_ms
         units = {record.unit for record in records}
@@ -213,8 +222,9 @@ class ConversationDisk:
     def get(
         self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ_BYTES
     ) -> list[DiskRecord]:
-        """Return the existing records of these ids, in any order, and renew their units.
+        """Return the records with these ids that exist, in any order.
 
+        The records count as used now, so they and all other records of their units expire later.
         Raise ConversationTooLarge if the records have more than `max_bytes` bytes.
         """
         wanted = list(ids)
@@ -229,7 +239,10 @@ class ConversationDisk:
         return found
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> list[str]:
-        """Return the ids of the first `limit` members of a group with an order above `after`."""
+        """Return the ids of a group's records whose `order` is above `after`, sorted by `order`.
+
+        At most `limit` ids are returned.
+        """
         query = (
             f"SELECT r.id {_RECORDS} WHERE u.tenant = ? AND u.name = ? AND u.used > ?"
             " AND r.grouped = u.name AND r.place > ? ORDER BY r.place, r.id LIMIT ?"
@@ -240,10 +253,10 @@ class ConversationDisk:
     def list_unshared(
         self, epoch: int, before: int | None, limit: int, max_bytes: int
     ) -> list[DiskRecord]:
-        """Return a batch of records that were not uploaded to Redis in `epoch`, newest first.
+        """Return a batch of records that must still be uploaded to Redis in this epoch.
 
-        The first record is returned even if it exceeds `max_bytes`. The list is empty only if all
-        records were uploaded.
+        The records that were written to the disk last come first. The first record is returned even
+        if it exceeds `max_bytes`. The list is empty only if no more records must be uploaded.
 
         Args:
             epoch: The present epoch of Redis.
@@ -273,7 +286,7 @@ class ConversationDisk:
         return bool(self._database.execute(query, (epoch, epoch)).fetchone()[0])
 
     def last_key(self) -> int:
-        """Return the key of the last written record; 0 if the disk is empty."""
+        """Return the key of the record that was written last. Return 0 if there is no record."""
         (key,) = self._database.execute("SELECT coalesce(max(key), 0) FROM records").fetchone()
         return int(key)
 
@@ -283,16 +296,20 @@ class ConversationDisk:
             self._database.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
 
     def forget(self, tenant: str, id_: str, epoch: int) -> None:
-        """Replace an existing record by a tombstone, because another gateway has deleted it."""
+        """Apply another gateway's deletion of a record. Do nothing if this disk lacks the record.
+
+        The record is replaced by a tombstone: a record without data that marks the id as deleted.
+        """
         query = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND version < ?"
         if self._database.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
             self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def forget_unit(self, tenant: str, name: str) -> None:
-        """Delete a group from disk because Redis has evicted the group.
+        """Delete all records of a conversation, because Redis has evicted this conversation.
 
-        Without this, the gateway might upload the group again, although its records on the disk may
-        be incomplete.
+        `name` is the conversation's id. If the records remained on the disk, the gateway might
+        upload them to Redis again. The disk may have only some records of the conversation, so
+        Redis would then have an incomplete conversation.
         """
         with self._transaction():
             query = "SELECT key FROM units WHERE tenant = ? AND name = ?"
@@ -300,7 +317,10 @@ class ConversationDisk:
                 self._drop(unit, 2**31)
 
     def load_state(self) -> SavedState:
-        """Return the state that `save_state` saved last. Return zeros if none was saved."""
+        """Return the state that `save_state` saved last.
+
+        If no state was saved, all numbers in the result are 0.
+        """
         found = self._database.execute("SELECT epoch, name FROM gateways").fetchall()
         epoch = max((epoch for epoch, _ in found), default=0)
         last = self._database.execute("SELECT since, seen, key FROM looked").fetchone()
@@ -332,9 +352,9 @@ class ConversationDisk:
             self._database.execute(query, [epoch, *keys])
 
     def tidy(self) -> bool:
-        """Remove some expired records and return some free pages to the file system.
+        """Delete some expired records, and give some unused pages of the file to the file system.
 
-        Returns True if more expired records or free pages remain.
+        Return True if there is more to do: more expired records or more unused pages.
         """
         with self._transaction():
             query = "SELECT key FROM units WHERE used <= ? ORDER BY used LIMIT ?"
@@ -351,7 +371,7 @@ class ConversationDisk:
         return removed == _MAX_REMOVED_AT_ONCE or free > _MAX_REMOVED_AT_ONCE
 
     def usage(self) -> tuple[int, int]:
-        """Return (number of bytes, number of records) of all tenants together."""
+        """Return the number of bytes and the number of records of all tenants together."""
         query = "SELECT coalesce(sum(bytes), 0), coalesce(sum(records), 0) FROM tenants"
         total, records = self._database.execute(query).fetchone()
         return total, records
@@ -381,9 +401,11 @@ class ConversationDisk:
     def _evict(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
         """Evict a tenant's least recently used units until the records in `fresh` fit.
 
-        The units in `units` are never evicted. Removes at most 256 records per call. Returns the
-        number of removed records, and True if `fresh` fits now. Raises ConversationTooLarge if
-        `fresh` can never fit.
+        The units in `units` are never evicted. One call removes at most 256 records.
+
+        Return the number of removed records, and True if the records in `fresh` fit now. Raise
+        ConversationTooLarge if they would not fit even if all other units were evicted, or if a
+        group would have more than `MAX_MEMBERS` records.
         """
         need = sum(record.size for record in fresh)
         own, largest = self._measure(tenant, units)
@@ -405,7 +427,10 @@ class ConversationDisk:
             removed += self._drop(victim, _MAX_REMOVED_AT_ONCE - removed)
 
     def _measure(self, tenant: str, units: set[str]) -> tuple[int, int]:
-        """Return the total bytes of these units, and the largest number of records in a unit."""
+        """Return two numbers about the units in `units`.
+
+        The first is their total size in bytes, the second the number of records in the largest one.
+        """
         query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
         found = [
             self._database.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units
@@ -415,7 +440,7 @@ class ConversationDisk:
     def _drop(self, unit: int, limit: int) -> int:
         """Remove at most `limit` records of a unit, and return the number of removed records.
 
-        The head of a group is removed first.
+        The group's head (the record whose id is the group's id) is removed first.
         """
         query = (
             "DELETE FROM records WHERE key IN"
@@ -453,7 +478,7 @@ class ConversationDisk:
         ]
 
     def _touch(self, tenant: str, found: Sequence[DiskRecord]) -> None:
-        """Renew the units of these records, unless they were renewed recently."""
+        """Set the time of last use of these records' units to now, unless it was set recently."""
         now = self._now()
         stale = {
             stored.record.unit
@@ -483,9 +508,10 @@ def _placeholders(values: Sequence[object]) -> str:
 
 
 def _split_statements(script: str) -> Iterator[str]:
-    """Yield the statements of an SQL script.
+    """Yield the statements of an SQL script one by one.
 
-    `executescript` cannot run them, because it would end the open transaction.
+    The caller runs the script in a transaction. `executescript` would end this transaction, so the
+    caller runs each statement with `execute` instead.
     """
     statement = ""
     for line in script.splitlines(keepends=True):

@@ -1,4 +1,7 @@
-"""Asynchronous access to the disk copy, through a thread, with handling of disk failures."""
+"""Asynchronous access to the conversations on disk (`ConversationDisk`), through one thread.
+
+Failures of the disk are logged and counted.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ class DiskUnavailable(Exception):
 
 
 class DiskThread:
-    """Thread that uses the disk copy. Call `open` first.
+    """Thread that runs the methods of `ConversationDisk`. Call `open` first.
 
-    If the file is damaged or has an unknown layout, it is not used again until the next start of
-    the process. After any other failure, such as a full disk, each call tries again, and opens the
-    file again if necessary.
+    If the SQLite file is damaged or has an unknown layout, the file is not used again until the
+    process is restarted. After any other failure, such as a full disk, the next call uses the file
+    again, and opens it first if it is not open.
     """
 
     def __init__(
@@ -55,7 +58,10 @@ class DiskThread:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
-        """Run `work` in the thread, and return its result. Raise DiskUnavailable if it fails."""
+        """Run `work` in the thread, and return its result.
+
+        Raise DiskUnavailable if `work` fails because of the disk, or if the file must not be used.
+        """
         if self._is_disabled:
             raise DiskUnavailable
         try:
@@ -73,7 +79,7 @@ class DiskThread:
         return result
 
     def _open_disk(self) -> ConversationDisk:
-        """Return the disk copy, and open it if necessary. Runs in the thread."""
+        """Return the open SQLite file. Open the file if it is not open. Runs in the thread."""
         if self._disk is None:
             self._disk = self._make()
         return self._disk

@@ -1,11 +1,14 @@
 """Notices in Redis about deleted records, so that all gateways delete them from their disks.
 
-Without these notices, a gateway might upload a deleted record to Redis again.
+Without these notices, a gateway might upload a deleted record from its disk to Redis again. The
+notices are in these keys of Redis:
 
-``conversations:{.TENANT}:gone``  stream: ids of deleted records (i) and of evicted groups (u);
-                                put.lua writes them together with the deletion
-``conversations:{all}:gone``      sorted set: tenants with notices, see announce.lua
-``conversations:{all}:deleted``   stream of all tenants, written by older releases
+``conversations:{.TENANT}:gone``  stream of one tenant's notices. Field `i` is the id of a deleted
+                                record, field `u` the id of an evicted group. The script put.lua
+                                adds a notice in the same run in which it deletes the record.
+``conversations:{all}:gone``      sorted set of the tenants that have notices, by the time of their
+                                last notice
+``conversations:{all}:deleted``   stream of all tenants' notices, written by older releases only
 
 The length of a stream is limited: new notices displace old ones. Each tenant has its own stream, so
 a tenant with many deletions displaces only its own notices.
@@ -26,13 +29,17 @@ _INDEX = "conversations:{all}:gone"
 _OLD_STREAM = "conversations:{all}:deleted"
 _TENANTS_AT_ONCE = 64
 _MIN_NOTICES, _MAX_NOTICES = 1000, 100_000
-# Number of bytes of a tenant's limit per allowed notice. A notice takes about 80 bytes, so all
-# notices of a tenant take at most 2 % of its limit.
+# A tenant's stream may have one notice for each 4096 bytes that the tenant may store. A notice
+# takes about 80 bytes, so the notices take at most 2 % of the memory for the tenant's records.
 _BYTES_PER_NOTICE = 4096
 
 
 class Deletion(NamedTuple):
-    """Notice of a deleted record or evicted group, which must be removed from all disks."""
+    """Notice that a record was deleted, or that a group (a conversation) was evicted from Redis.
+
+    Every gateway must remove this record or group from its disk. `id` is the id of the record or
+    the group.
+    """
 
     tenant: str
     id: str
@@ -50,20 +57,21 @@ def announce(client: Any, tenant: str, ttl_ms: int) -> None:
     Args:
         client: The Redis client.
         tenant: The tenant's name.
-        ttl_ms: Time in ms for which other disks may still have the deleted records.
+        ttl_ms: Milliseconds for which gateways must be able to read the notices. After this time,
+            the deleted records have also expired on all disks.
     """
     ANNOUNCE.run(client, [_INDEX], [tenant, ttl_ms * 1000])
 
 
 class NoticeReader:
-    """Reader of the notices of all tenants. Stores the position up to which each stream was read.
+    """Reader of the notices of all tenants. It remembers the last notice read from each stream.
 
     Use this from one thread at a time. The streams are read in round-robin order, so a tenant with
     many notices does not delay the notices of other tenants.
     """
 
     def __init__(self, ttl_ms: int) -> None:
-        """Start at the oldest notice of each stream.
+        """Create a reader that has not read any notice yet.
 
         `ttl_ms` is the time in milliseconds for which a disk stores an unused record.
         """
@@ -81,13 +89,16 @@ class NoticeReader:
         self._must_restart = True
 
     def read(self, client: Any, limit: int) -> list[Deletion]:
-        """Return at most `limit` unread notices of one tenant. Empty if there are none at all."""
+        """Return at most `limit` unread notices of one tenant.
+
+        The list is empty only if no tenant has unread notices.
+        """
         if self._must_restart:
             self._must_restart = False
             self._seen, self._positions = 0, {}
             self._pending.clear()
-            # Let the stream of older releases expire. A gateway of an older release that still runs
-            # renews it.
+            # Let the stream of older releases expire. If a gateway of an older release still runs,
+            # it extends the stream's time to live, so the stream remains.
             client.pexpire(_OLD_STREAM, self._ttl_ms)
         if not self._pending:
             self._find_tenants(client)

@@ -1,6 +1,7 @@
-"""Division of a put into pieces: batches of records, each written by one run of a Redis script.
+"""Division of a list of records into pieces: each piece is written by one run of a Redis script.
 
-Each run is short, so other clients of Redis are not delayed.
+While a script runs, Redis serves no other client. A piece is therefore small, so that one run takes
+only a few milliseconds.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import NamedTuple
 from gateway.conversations.record import DELETED, Record
 
 MAX_RECORDS = 64
-"""Maximum number of records per run of a script. Redis takes about 20 us for each record."""
-MAX_INLINE_BYTES = 512 * 1024
-"""Maximum bytes of data in a script's arguments.
+"""Maximum number of records that one run of a script writes.
 
-Redis copies arguments three times, which takes 1 ms per MiB.
+A script takes about 20 us for each record, and Redis serves no other client meanwhile.
+"""
+MAX_INLINE_BYTES = 512 * 1024
+"""Maximum bytes of records that a script gets as arguments.
+
+Redis copies the arguments of a script three times. This takes 1 ms per MiB, and Redis serves no
+other client meanwhile.
 """
 MAX_COPIED_BYTES = 1024 * 1024
 """Maximum bytes of data that one command writes or reads."""
@@ -28,11 +33,10 @@ class Piece(NamedTuple):
 
     Attributes:
         records: The records of this piece.
-        staged: Indices of the records whose values are too large for the script's arguments. These
-            values are written to Redis before the script runs.
-        later_bytes: Total size of the records in later pieces: the bytes that count toward the
-            tenant's limit.
-        later_units: Number of group members in later pieces, by the name of their unit.
+        staged: Indices of the records whose data are too large for the script's arguments. These
+            data are written to temporary keys in Redis before the script runs.
+        later_bytes: Number of bytes that the records of all later pieces add to the tenant's usage.
+        later_units: Number of records that all later pieces add to a group, by the group's name.
     """
 
     records: Sequence[Record]
@@ -44,8 +48,9 @@ class Piece(NamedTuple):
 def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
     """Return the first piece of `records`.
 
-    If `with_later` is True, the piece includes the totals of all later pieces. With these totals,
-    the script can check the limits for all pieces before it writes the first one.
+    If `with_later` is True, `later_bytes` and `later_units` cover all later pieces. The script that
+    writes the first piece then checks the limits for all records. If they do not fit, it writes
+    nothing.
     """
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES

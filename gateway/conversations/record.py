@@ -1,4 +1,4 @@
-"""Stored records and their size limits."""
+"""Records of which stored responses and conversations consist, and limits of their size."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import NamedTuple
 from gateway.errors import ConversationTooLarge
 
 DELETED = 2**63 - 1
-"""Version of a tombstone, which marks a deleted record. It is the highest possible version."""
+"""Version of a tombstone, which replaces a deleted record.
+
+The highest version of a record wins. A tombstone has the highest possible version, so an old copy
+of the record cannot replace it.
+"""
 FINAL = 2**52
 """Lowest version of immutable records. An immutable record can be deleted, but not changed."""
 GROWING_PREFIX = "conv_"
 """Prefix of the ids of conversations.
 
-Any gateway may add records to a conversation, so an old copy of it may be incomplete.
+Any gateway may add records to a conversation. One gateway's copy of a conversation may therefore
+lack records that another gateway has added.
 """
 MAX_READ_BYTES = 32 * 1024 * 1024
 """Maximum bytes of data that one read of the store returns, and maximum bytes of one record."""
 MAX_MEMBERS = 10_000
-"""Maximum number of records in one group."""
+"""Maximum number of records in one group, which is a conversation or response."""
 OVERHEAD_BYTES = 512
 """Bytes that are counted per record in addition to its data, for names and indices."""
 
@@ -31,7 +36,7 @@ _ID = re.compile(r"[A-Za-z0-9_/-]{1,160}")
 
 
 class Record(NamedTuple):
-    """Stored value of a tenant.
+    """Piece of data that the store saves for a tenant, such as a response or an item of one.
 
     Attributes:
         id: Id of the record, for example resp_… or conv_…, or a name below an id ("resp_…/beat").
@@ -39,9 +44,9 @@ class Record(NamedTuple):
         version: Number that decides between two copies of a record: the higher version wins. If the
             versions are equal, the copy that was stored first wins.
         group: Id of the conversation or response to which the record belongs; "" without a group.
-        order: Position within the group. For a record without a group: the value of
-            `Conversations.redis_time_ms` when the record was created. This time shows if a restored
-            record may be incomplete.
+        order: Number by which the records of a group are sorted. A record without a group has the
+            value of `Conversations.redis_time_ms` at its creation instead. After Redis has lost its
+            data, this time shows if the record may be incomplete.
     """
 
     id: str
@@ -54,14 +59,17 @@ class Record(NamedTuple):
     def unit(self) -> str:
         """Name of the record's unit: the id of its group, or its own id if it has no group.
 
-        All records of a unit are expired and evicted together. The head of a group is the record
-        whose id is the group's id.
+        All records of a unit expire together and are evicted together. A unit also includes the
+        group's head: the record whose id is the group's id, and whose `group` is empty.
         """
         return self.group or self.id
 
     @property
     def is_growing(self) -> bool:
-        """True if the record belongs to a conversation, to which any gateway may add records."""
+        """True if the record belongs to a conversation, not to a response.
+
+        Any gateway may add records to a conversation.
+        """
         return self.unit.startswith(GROWING_PREFIX)
 
     @property
@@ -71,12 +79,12 @@ class Record(NamedTuple):
 
 
 class DiskRecord(NamedTuple):
-    """A record as read from the disk copy.
+    """A record as read from this gateway's disk.
 
     Attributes:
-        tenant: The owner; "" on a gateway without tenants.
+        tenant: Name of the tenant that owns the record; "" on a gateway without tenants.
         record: The record.
-        used_ms: Last use of the record's unit, in ms since 1970.
+        used_ms: Time at which the record's unit was last used, in ms since 1970.
         key: Number of the record on disk. Records that were written later have higher keys.
     """
 

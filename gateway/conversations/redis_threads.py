@@ -1,4 +1,7 @@
-"""Asynchronous access to the Redis copy, through threads, with handling of Redis failures."""
+"""Asynchronous access to the conversations in Redis (`SharedConversations`), through threads.
+
+Failures of Redis are logged and counted.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ T = TypeVar("T")
 
 _MAX_THREADS = 4
 _RECOVERY_S = 10.0
-"""Seconds after a failure until it is considered over.
+"""Seconds after which a failure is no longer reported to operators, if Redis accepts writes.
 
-The failure must not have been repeated in this time, and Redis must accept writes.
+If the failure occurs again, the time starts anew.
 """
 
 
@@ -31,14 +34,14 @@ class _Failure(NamedTuple):
 
 
 class RedisDown(Exception):
-    """Redis does not answer, or has refused the call."""
+    """Redis is unavailable, or has refused a command."""
 
 
 class RedisThreads:
     """Threads that call Redis.
 
-    While Redis is unavailable, `run` raises RedisDown at once. `poll` always calls Redis, and its
-    success ends this state.
+    After a call has found that Redis is unavailable, `run` raises RedisDown without calling Redis.
+    Only `poll` still calls Redis. When a poll succeeds, `run` calls Redis again.
     """
 
     def __init__(self, shared: SharedConversations, stats: ConversationStats) -> None:
@@ -47,9 +50,9 @@ class RedisThreads:
         self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
-        # Present failures by type of call ("read", "put", ...), or "" if the server is unavailable.
-        # A full Redis refuses writes but still serves reads, so a successful read must not end the
-        # failure of a write.
+        # Present failures, by type of call ("read", "put", ...). The key "" means that the server
+        # is unavailable for all calls. Each type has its own entry: a full Redis refuses writes but
+        # still serves reads, so a successful read must not remove the failure of a write.
         self._failures: dict[str, _Failure] = {}
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="conversations-redis")
 
@@ -60,7 +63,8 @@ class RedisThreads:
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
         """Run `work` in a thread, and return its result. Raise RedisDown if Redis fails.
 
-        `kind` is the type of the call. Failures of different types are recorded separately.
+        `kind` is the type of the call, such as "read" or "put". A success ends only failures of the
+        same type.
         """
         if not self.is_up:
             raise RedisDown
@@ -75,24 +79,30 @@ class RedisThreads:
 
     @property
     def problem(self) -> str:
-        """Message for operators if conversations cannot be shared now; "" if Redis works."""
+        """Message for operators while a call to Redis fails; "" while Redis works.
+
+        While Redis fails, gateways cannot share conversations.
+        """
         why = next((failure.why for failure in self._failures.values()), "")
         return f"conversations are not shared now: Redis fails: {why}" if why else ""
 
     @property
     def epoch(self) -> int:
-        """The epoch of Redis as last seen; 0 before the first poll."""
+        """`RedisState.epoch` at the last poll; 0 before the first poll."""
         return self.state.epoch
 
     async def poll(
         self, gateway: str = "", report: str = "", report_of: tuple[int, int] = (0, 0)
     ) -> PollResult:
-        """Poll Redis; see `SharedConversations.poll`. Raise RedisDown if Redis fails."""
+        """Run `SharedConversations.poll` in a thread, and store the returned state in `self.state`.
+
+        Raise RedisDown if Redis fails.
+        """
         result = await self._run(
             lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
         )
-        # Store the state only if it is newer than the stored state, because a later poll may have
-        # finished first. A full Redis returns no state (`since` is 0).
+        # Two polls may run at the same time, and the later one may finish first. Do not replace its
+        # state with this older state. A full Redis returns no state: `since` is then 0.
         if result.state.since and result.state.seen > self.state.seen:
             self.state = result.state
         self.is_up = True

@@ -1,4 +1,4 @@
-"""Lua scripts of the Redis copy.
+"""Lua scripts that read and write conversations and responses in Redis.
 
 See decision 068 in docs/decisions.
 """

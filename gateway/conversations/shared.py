@@ -1,8 +1,9 @@
-"""Redis copy of the store of conversations, shared by gateways.
+"""Storage of tenants' conversations and responses in Redis, which several gateways share.
 
-``conversations:{all}:NAME``  state of Redis and of all gateways' disks: see ``look.lua``
-
-See `tenant_records` for the Redis keys of records, and `notices` for the keys of deletions.
+This module polls Redis: it detects that Redis has lost records, and reports to the other gateways
+if this gateway's disk has records that Redis lacks. The keys ``conversations:{all}:NAME`` contain
+these reports; ``look.lua`` describes them. `tenant_records` describes the Redis keys of records,
+and `notices` the keys for deletions.
 
 See decision 067 in docs/decisions.
 """
@@ -19,27 +20,32 @@ from lora_store.redis_role import ROLE_CHECK_S
 _COMMON_PREFIX = "conversations:{all}:"
 _KEY_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
 GATEWAY_TIMEOUT_MS = 3600 * 1000
-"""Time without a poll after which a gateway is considered lost, together with its disk."""
+"""Milliseconds without a poll after which a gateway is considered gone, together with its disk.
+
+The other gateways then no longer wait for records that only this disk has.
+"""
 EPHEMERAL_PREFIX = "ephemeral:"
 """Prefix of the names of gateways whose disks are deleted when they end."""
-# Maximum time of lost writes for which the epoch of Redis does not change. Each gateway then
-# uploads only its latest records again, not all of them.
+# If Redis has lost only the writes of the last 30 s or less, its epoch does not change. Each
+# gateway then uploads only its latest records again. After a larger loss, a new epoch starts, and
+# each gateway uploads all records.
 _BEHIND_MS = 30_000
-# Time after a change of the state of Redis in which all gateways report if they have records to
-# upload. Gateways poll every second.
+# Time after a loss of records in which all gateways report if they have records to upload. Gateways
+# poll every second, so three seconds suffice.
 _SETTLED_MS = 3000
 
 
 class RedisState(NamedTuple):
-    """State of Redis at the last poll of a process. All times are in ms of Redis' clock.
+    """Facts about Redis that a process has read at its last poll. Times are in ms of Redis' clock.
 
     Attributes:
         epoch: Number that changes when Redis has lost all or many records; 0 before the first poll.
         since: Number that changes when Redis may have lost some records.
         seen: Time of the poll.
-        departed_ms: Time at which a gateway last ended permanently and its disk was deleted.
-        lost: Time from which on restored records are complete. A record that was created earlier
-            may be incomplete, because the disk of a gateway with newer versions was deleted.
+        departed_ms: Time at which a gateway last ended for good and its disk was deleted.
+        lost: Creation time from which on records are complete. If a record was created earlier, and
+            a gateway has uploaded it again after a loss, the record may be incomplete: another
+            gateway may have had a newer version on its disk, and that disk was deleted.
         gateways: Names of the gateways that share this Redis.
     """
 
@@ -55,15 +61,16 @@ class PollResult(NamedTuple):
     """Result of a poll.
 
     Attributes:
-        state: The state of Redis now.
-        settled: True if Redis has the records of all gateways' disks: all gateways had time to
-            report missing records, and none has reported any.
+        state: The epoch and the other facts about Redis at this poll.
+        settled: True if Redis has the records of all gateways' disks. All gateways then had time to
+            report records that Redis lacks, and no gateway has reported any.
         is_complete: True if Redis has all records of the polling gateway's disk. After the report
-            "bye", True only if in addition no other gateway waits for the polling gateway.
-        dirty: Number of times that the polling gateway has reported new records on its disk.
+            "bye", True only if Redis has also removed the gateway from the list of gateways, so
+            that no other gateway waits for its records.
+        dirty: Number of times that the polling gateway has sent the report "dirty".
         at: Time of this poll, in ms of Redis' clock.
-        oldest: Earliest time of the gateways' last polls, in ms of Redis' clock; `at` if there are
-            no gateways.
+        oldest: Time of the last poll of the gateway that has not polled for longest, in ms of
+            Redis' clock; `at` if there are no gateways.
     """
 
     state: RedisState
@@ -75,16 +82,23 @@ class PollResult(NamedTuple):
 
 
 class SharedConversations(TenantRecords):
-    """Redis copy of the store.
+    """Access to conversations and responses in Redis.
 
-    Methods block on I/O and may run in any thread. They raise `lora_store.primary.failure_types`.
+    Methods block on I/O and may run in any thread. They raise the exceptions that
+    `lora_store.primary.failure_types` lists.
     """
 
     def __init__(self, url: str, *, timeout_s: float, **bounds: Any) -> None:
-        """Prepare a connection, which the first call opens. See `TenantRecords` for `bounds`."""
+        """Prepare a connection, which the first call opens.
+
+        `bounds` are the other keyword arguments of `TenantRecords`.
+        """
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
-        """Maximum time in seconds for which a process may write to a former primary of Redis."""
+        """Maximum time in seconds for which a process may still write to the old primary of Redis.
+
+        This can happen after a failover, until the process detects that the primary has changed.
+        """
         self._notices = NoticeReader(sum(self._times))
         self._since = 0
 
@@ -95,15 +109,17 @@ class SharedConversations(TenantRecords):
         report: str = "",
         report_of: tuple[int, int] = (0, 0),
     ) -> PollResult:
-        """Poll the state of Redis. If `gateway` is set, report the state of that gateway's disk.
+        """Read if Redis has lost records, and report if Redis lacks records of a gateway's disk.
 
         Args:
             state: The state from the last poll.
             gateway: Name of the polling gateway; "" to report nothing.
-            report: State of the gateway's disk. "dirty": it has new records that Redis lacks.
-                "open": the upload of its records is not finished. "whole": Redis has all records.
-                "bye": Redis has all records, and the gateway ends permanently.
-            report_of: The epoch and the `dirty` count of the poll on which the report is based.
+            report: "dirty": the gateway's disk has a new record that Redis lacks. "open": the
+                gateway has not uploaded all records of its disk. "whole": Redis has all records of
+                the disk. "bye": the same, and the gateway ends for good.
+            report_of: `state.epoch` and `dirty` of the poll on which the report is based. If one of
+                these numbers has changed since then, Redis may lack records, and the report is
+                ignored.
         """
         keys = [f"{_COMMON_PREFIX}{name}" for name in _KEY_NAMES]
         seen_arguments = (
@@ -131,10 +147,10 @@ class SharedConversations(TenantRecords):
         return PollResult(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
     def read_deletions(self, limit: int = 128) -> list[Deletion]:
-        """Return at most `limit` deletions that were not returned before.
+        """Return at most `limit` notices of deleted records that were not returned before.
 
-        The caller must apply the deletions to this gateway's disk. The list is empty if there are
-        no further deletions.
+        The caller must delete these records from this gateway's disk. The list is empty if there
+        are no further notices.
         """
         with self._primary.use() as client:
             return self._notices.read(client, limit)

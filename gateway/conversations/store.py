@@ -1,18 +1,19 @@
 """Store of tenants' responses and conversations, in Redis and on this gateway's disk.
 
-Every key includes the tenant, so a tenant cannot read the records of another tenant. A put succeeds
-if Redis or the disk has accepted the record. Records that Redis lacks are uploaded from disk
-(`upkeep`). Records that are read from Redis are also written to this gateway's disk, in case the
-gateway that created them ends.
+Responses and conversations consist of records. Every key includes the tenant, so a tenant cannot
+read the records of another tenant. A write succeeds if Redis or the disk has stored the record. If
+Redis lacks a record that this disk has, the module `upkeep` uploads the record to Redis. A record
+that is read from Redis is also written to this gateway's disk. It then remains available if the
+gateway that created it ends.
 
-*Immutable records.* All copies are equal, so any copy may be returned.
+*Immutable records.* All copies of the record are equal, so the store returns any copy.
 
-*Mutable records.* The copy in Redis is authoritative. New items of a conversation must be stored in
-Redis, because the disks of two gateways may have different items. After Redis has lost its data,
-all gateways upload their records again. Meanwhile, a mutable record is returned only if it was
-written after the loss. Reads of other mutable records, and of missing records, wait for the
-uploads. If the disk of a gateway was deleted in the meantime, mutable records from before that time
-may be incomplete, so they are reported as missing.
+*Mutable records.* Two gateways may have different items of a conversation on their disks, so only
+the copy in Redis is valid. A new item of a conversation must therefore be stored in Redis. When
+Redis has lost its data, all gateways upload their records again. Until the uploads are complete,
+a mutable record is returned only if it was written after the loss. Reads of other mutable records,
+and of missing records, wait for the uploads. If a gateway's disk was deleted before its upload,
+mutable records that are older than this deletion may be incomplete. They are reported as missing.
 
 See decision 067 in docs/decisions.
 """
@@ -49,20 +50,22 @@ from gateway.errors import ConversationsOff, ConversationsUnavailable, Conversat
 
 log = logging.getLogger(__name__)
 
-# The time to live of a conversation is renewed when it is read, but only once per interval. The
-# interval is a tenth of the time to live, at most this number of seconds.
+# A conversation that is read expires later. To save writes, its expiry is set anew only once per
+# interval. The interval is a tenth of the time to live, at most this number of seconds.
 _MAX_RENEW_INTERVAL_S = 3600.0
 _MAX_EVICTION_STEPS = 64  # maximum number of attempts of a put that must first evict records
 _RESTORE_TIMEOUT_S = 5.0  # maximum time that a read waits for uploads after Redis has lost data
 _RETRY_INTERVAL_S = 0.2
-# Minimum timeout of a call to Redis: values are large, and Redis pauses to fork for its snapshots.
+# Minimum timeout of a call to Redis. A call may take long, because values are large, and because
+# Redis answers no client while it forks to write a snapshot.
 _MIN_REDIS_TIMEOUT_S = 2.0
 
 
 class Conversations:
     """Store of tenants' responses and conversations.
 
-    Use this as an async context manager, and run `follow` in a task inside the context.
+    Use an instance as an async context manager. While the context is open, `follow` must run in a
+    task.
     """
 
     def __init__(
@@ -76,14 +79,14 @@ class Conversations:
         ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Set up the store without opening it.
+        """Create the store. Entering the context opens its file and connects to Redis.
 
         Args:
-            folder: The folder of the disk copy.
+            folder: The folder of the SQLite file with the copies on this gateway's disk.
             redis_url: A URL in the syntax of `lora_store.redis_url`; None for a store without
                 Redis.
             ttl_s: The time to live of unused records in seconds; 0 disables the store.
-            tenant_bytes: The maximum bytes of one tenant.
+            tenant_bytes: The maximum number of bytes that the records of one tenant may have.
             redis_timeout_s: The timeout of each call to Redis in seconds.
             ephemeral: True if the folder is deleted when the gateway ends.
             clock: Returns seconds since 1970.
@@ -129,15 +132,15 @@ class Conversations:
         self._upkeep.close()
 
     async def follow(self) -> None:
-        """Run the maintenance of the store until cancelled."""
+        """Upload records that Redis lacks, and remove expired records. Run until cancelled."""
         if self.enabled:
             await self._upkeep.follow()
 
     @property
     def problems(self) -> tuple[str, str]:
-        """Error texts for operators: for the disk, and for Redis.
+        """Two error texts for operators: the first about the disk, the second about Redis.
 
-        A text is empty while conversations can be stored there.
+        A text is empty while the disk, or Redis, can store conversations.
         """
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
@@ -145,19 +148,21 @@ class Conversations:
     def redis_time_ms(self) -> int:
         """Time of Redis' clock at the last poll, in ms since 1970; 0 before the first poll.
 
-        Use this time as the `order` of new records that are mutable or the head of a group.
+        A new record that is mutable or is the first record of a conversation or response (the head
+        of a group) must have this time as its `Record.order`.
         """
         return 0 if self._redis is None else self._redis.state.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
         """Store all records or none. A stored record with a higher version is not replaced.
 
-        If Redis fails while more than 64 records are stored, some of them may remain stored in
-        Redis. An error is raised in this case.
+        More than 64 records are written to Redis in several batches. If Redis fails between two
+        batches, the first batches may remain in Redis.
 
         Raises:
             ConversationsOff: The store is disabled.
-            ConversationTooLarge: The records, or a conversation, are too large.
+            ConversationTooLarge: The records are too large to be stored at once, or a conversation
+                or response would be too large.
             ConversationsUnavailable: Neither Redis nor the disk can store the records now, or a
                 record of a conversation cannot be stored in Redis.
         """
@@ -185,10 +190,11 @@ class Conversations:
     async def get(
         self, tenant: str, ids: Sequence[str], *, patient: bool = True
     ) -> list[Record | None]:
-        """Return the records of these ids in order, with None for each missing record.
+        """Return the records with these ids, in the order of `ids`. A missing record is None.
 
-        The time to live of the records is renewed. If `patient` is False, do not wait for records
-        that other gateways may still upload to Redis.
+        The records count as used now, so they expire later. If Redis has lost its data, other
+        gateways may still upload a missing record: wait for these uploads, unless `patient` is
+        False.
 
         Raises:
             ConversationsUnavailable: The store cannot be read now.
@@ -225,11 +231,13 @@ class Conversations:
         limit: int = 1000,
         require_complete: bool = True,
     ) -> list[Record]:
-        """Return the first `limit` records of a group with an order above `after`, sorted by order.
+        """Return a group's records whose `order` is above `after`, sorted by `order`.
 
-        Raises the same errors as `get`. Also raises ConversationsUnavailable if records of a
-        conversation are missing, for example because it is being removed. If `require_complete` is
-        False, return the existing records instead.
+        At most `limit` records are returned. `group` is the id of a conversation or response.
+
+        Raise the same errors as `get`. Also raise ConversationsUnavailable if some records of a
+        conversation are missing, for example because another call is removing the conversation. If
+        `require_complete` is False, return the records that exist instead.
         """
         found: list[Record] = []
         epochs: list[int] = []
@@ -253,28 +261,30 @@ class Conversations:
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
     async def delete(self, tenant: str, ids: Sequence[str]) -> None:
-        """Delete the records of these ids, and all copies of them that other gateways upload later.
+        """Delete the records with these ids.
 
-        Raises the same errors as `put`, except ConversationsOff.
+        Tombstones replace the records, so a copy that another gateway uploads later is not stored.
+        Raise the same errors as `put`, except ConversationsOff.
         """
         if self.enabled:
             await self.put(tenant, [Record(id_, b"", DELETED) for id_ in ids if is_id(id_)])
 
     async def _put_shared(self, tenant: str, records: Sequence[Record]) -> tuple[int, bool]:
-        """Put records to Redis.
+        """Store records in Redis.
 
-        Returns the epoch of Redis (0 if Redis is not used or failed), and True if Redis has
-        accepted all records.
+        Return two values: the epoch of Redis (`RedisState.epoch`), and True if Redis has all
+        records now. The epoch is 0 if there is no Redis, or if Redis has failed.
 
         Raises:
             ConversationTooLarge: The records do not fit into the tenant's limit.
-            ConversationsUnavailable: Too many other records must be evicted first.
+            ConversationsUnavailable: So many other records must be evicted that 64 calls of Redis
+                were not enough.
         """
         redis = self._redis
         if redis is None:
             return 0, False
-        # Read the epoch before the put. If Redis loses its data in between, the records have an old
-        # epoch on disk, and are uploaded again.
+        # Read the epoch before the records are stored. If Redis loses its data in between, the
+        # records get the old epoch on disk, so they are uploaded again.
         epoch = redis.epoch
         try:
             for _ in range(_MAX_EVICTION_STEPS):
@@ -289,10 +299,11 @@ class Conversations:
     async def _put_disk(
         self, tenant: str, records: Sequence[Record], epoch: int, *, certain: bool = False
     ) -> bool:
-        """Put records to the disk. Return True if they were stored.
+        """Store records on the disk. Return True if they were stored, or False if the disk fails.
 
-        If `certain` is True, repeat the put until enough other records are evicted, and raise
-        errors. Otherwise the records are also in Redis, so return False if the put fails.
+        Set `certain` to True if Redis does not have the records. The call then evicts as many other
+        records as necessary, and raises an error if the records are too large. If `certain` is
+        False, it makes only one attempt, and returns False instead of raising an error.
         """
         try:
             for _ in range(_MAX_EVICTION_STEPS if certain else 1):
@@ -313,11 +324,15 @@ class Conversations:
     async def _look_up_until_sure(
         self, look_up: Callable[[int], Awaitable[_Certainty]]
     ) -> RedisState:
-        """Call `look_up` with the epoch of Redis, repeatedly, until its result is complete.
+        """Call `look_up` repeatedly until it has found all records that exist.
 
-        Returns the state of Redis at the last call, or an empty state if the result does not depend
-        on Redis. Raises ConversationsUnavailable if Redis fails, or if the result may still be
-        incomplete after 5 s.
+        After Redis has lost its data, records are missing until other gateways have uploaded them.
+        `look_up` gets the epoch of Redis. It returns the condition under which it has found all
+        records.
+
+        Return the state of Redis at the last call, or an empty state if the result does not depend
+        on Redis. Raise ConversationsUnavailable if Redis fails, or if records may still be missing
+        after 5 s.
         """
         redis = self._redis
         loop = asyncio.get_running_loop()
@@ -342,10 +357,11 @@ class Conversations:
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
-        """Read records from Redis, and records that Redis lacks from the disk.
+        """Read records from Redis. Read immutable records that Redis lacks from the disk.
 
-        Records from Redis are copied to the disk, and records without a group from the disk to
-        Redis. Returns the records by id, and True if Redis has answered or is not used.
+        The records from Redis are also written to the disk. The records from the disk are also
+        uploaded to Redis, unless they belong to a group. Return the records by id, and True if
+        Redis has answered or there is no Redis.
         """
         redis = self._redis
         if redis is None:
@@ -358,8 +374,8 @@ class Conversations:
             answered = True
             await self._copy_to_disk(tenant, copies, epoch)
         missing = [id_ for id_ in ids if id_ not in copies]
-        # Use only immutable records from the disk. Mutable records may have changed in Redis, or
-        # Redis may have evicted them.
+        # Use only immutable records from the disk. The disk's copy of a mutable record may be older
+        # than the last copy in Redis.
         found = [each for each in await self._read_disk(tenant, missing) if each.version >= FINAL]
         alone = [each for each in found if not each.group]
         with contextlib.suppress(RedisDown, ConversationTooLarge):
@@ -370,10 +386,14 @@ class Conversations:
     async def _members_once(
         self, tenant: str, group: str, after: int, limit: int
     ) -> tuple[list[Record], list[int], int]:
-        """Read members of a group once. Raise RedisDown if Redis fails.
+        """Read records of a group once. Raise RedisDown if Redis fails.
 
-        Returns three values: the records; the epochs in which the head of the group and the members
-        were put to Redis, with -1 if some are missing; and the order of the head.
+        A group has a head: the record whose id is the group's id. Return three values:
+
+        1. the records of the group;
+        2. the epochs in which the head and the records were stored in Redis. An epoch of -1 means
+           that the head or some records are missing;
+        3. the `order` of the head.
         """
         redis = self._redis
         if redis is None:
@@ -415,12 +435,15 @@ class Conversations:
 
 
 class _Certainty(Enum):
-    """Condition under which the result of a lookup is complete."""
+    """Condition under which a lookup has found all records that exist.
+
+    The condition is needed because gateways upload records again after Redis has lost its data.
+    """
 
     ALWAYS = auto()
-    UNLESS_LOST = auto()  # if Redis has lost nothing since the start of the present epoch
-    IF_SETTLED = auto()  # if no gateway has records that Redis lacks (`PollResult.settled`)
-    NEVER = auto()  # because Redis has not answered
+    UNLESS_LOST = auto()  # complete if Redis has lost nothing since the start of the present epoch
+    IF_SETTLED = auto()  # complete if no gateway must upload records (`PollResult.settled`)
+    NEVER = auto()  # incomplete, because Redis has not answered
 
 
 def _to_live_record(copy: Copy | None, state: RedisState) -> Record | None:

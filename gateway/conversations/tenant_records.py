@@ -1,14 +1,14 @@
-"""Records of tenants in Redis.
+"""Reading and writing of tenants' records (conversations and responses) in Redis.
 
-``conversations:{.TENANT}:``  prefix of a tenant's keys: see ``records.lua``
+All keys of a tenant begin with ``conversations:{.TENANT}:``. ``records.lua`` describes the keys.
 
-A record belongs to a unit: its group (all records of a conversation or response), or the record
-itself if it has no group. A unit is always renewed, expired and evicted completely.
+Each record belongs to a unit: its group (all records of a conversation or response), or the record
+itself if it has no group. All records of a unit are renewed, expired and evicted together.
 
 No command or script may block Redis for more than about 2 ms. Large groups are therefore read,
-renewed and removed in several steps, and large values are written and read by separate commands
-outside the scripts. Redis may contain values of other programs. Invalid values are counted and left
-unchanged.
+renewed and removed by several scripts, one after the other. Large values are not passed to scripts,
+but read and written by separate commands. Other programs may have written values to the same keys.
+Values that are not valid records are counted and left unchanged.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ _STAGED_MS = 60_000
 _TORN_READS = 10
 # Results of put.lua for a record.
 _NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
-# Argument of put.lua that announces the length of a record's value instead of the value itself.
+# Argument of put.lua with which the caller sends only the length of a record's value.
 _LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
-    """A copy of a record, and the Redis epoch in which the record was put to Redis.
+    """A record that was read from Redis or this gateway's disk.
 
-    The epoch is 0 if the record was uploaded from a gateway's disk, or read from this disk.
+    `epoch` is the `RedisState.epoch` in which a client's request stored the record in Redis. It is
+    0 if a gateway has uploaded the record from its disk, or if the record was read from the disk.
     """
 
     record: Record
@@ -63,18 +64,20 @@ class Copy(NamedTuple):
 
     @property
     def may_change(self) -> bool:
-        """True if the record is mutable, so another copy may have a later version."""
+        """True if the record is mutable, so that another copy may have a higher version."""
         return self.record.version < FINAL
 
 
 class Members(NamedTuple):
-    """Members of a group, as read from Redis.
+    """Records of a group, as read from Redis.
+
+    A group also has a head record, whose id is the group's id.
 
     Attributes:
-        ids: Ids of the members, by order.
-        copies: The existing records of these ids.
-        epoch: The epoch of the group's head record; -1 if the head is missing.
-        began: The order of the head record; 0 if the head is missing.
+        ids: Ids of the group's records, sorted by the records' `order`.
+        copies: The records with these ids that Redis has, by id.
+        epoch: Epoch in which the head record was stored; -1 if the head record is missing.
+        began: `order` of the head record: the time of its creation; 0 if it is missing.
     """
 
     ids: list[str]
@@ -84,14 +87,14 @@ class Members(NamedTuple):
 
 
 class SharedPut(NamedTuple):
-    """Result of a put.
+    """Result of `TenantRecords.put`.
 
     Attributes:
-        done: False if the put must be repeated, because it has only evicted records so far.
-        evicted: The number of evicted records.
-        accepted: True if Redis has all records, or higher versions of them; False if a key in Redis
-            has an invalid value.
-        higher: The ids of records with a higher version in Redis.
+        done: False if this call could only evict other records; the caller must then repeat it.
+        evicted: Number of records that this call has evicted.
+        accepted: True if Redis has all records, or higher versions of them. False if a record could
+            not be stored, for example because its key in Redis has an invalid value.
+        higher: Ids of the records of which Redis has a higher version.
     """
 
     done: bool
@@ -101,9 +104,10 @@ class SharedPut(NamedTuple):
 
 
 class TenantRecords:
-    """Access to records in Redis.
+    """Access to tenants' records in Redis.
 
-    Methods block on I/O and may run in any thread. They raise `lora_store.primary.failure_types`.
+    Methods block on I/O and may run in any thread. They raise the exceptions that
+    `lora_store.primary.failure_types` lists.
     """
 
     def __init__(
@@ -121,9 +125,9 @@ class TenantRecords:
         Args:
             url: URL of Redis, in a form that `lora_store.redis_url` describes.
             timeout_s: Timeout of each command in seconds.
-            ttl_ms: Milliseconds after which an unused unit expires.
-            tenant_bytes: Maximum bytes of one tenant.
-            renew_ms: Minimum milliseconds between two renewals of a unit.
+            ttl_ms: Milliseconds after which an unused unit (conversation or response) expires.
+            tenant_bytes: Maximum number of bytes that the records of one tenant may have.
+            renew_ms: Minimum milliseconds between two updates of a unit's time of last use.
             on_refused: Called for each key in Redis with an invalid value.
         """
         self._primary = Primary(redis_url.parse(url), timeout_s)
@@ -137,18 +141,19 @@ class TenantRecords:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
     ) -> SharedPut:
-        """Put records, in order and in atomic batches of 64.
+        """Store records in Redis, in the given order, in batches of 64. Each batch is atomic.
 
-        Put nothing if the limits do not allow all records.
+        If the records together exceed a limit, no record is stored.
 
         Args:
-            tenant: The owner.
-            records: The records to put.
-            epoch: The epoch last seen; 0 for records uploaded from a disk.
-            used_ms: The last use of the records; -1 for now.
+            tenant: The tenant that owns the records.
+            records: The records to store.
+            epoch: The epoch of Redis at the last poll; 0 for records uploaded from a disk.
+            used_ms: Time at which the records were last used, in ms since 1970; -1 for now.
 
         Raises:
-            ConversationTooLarge: A unit would exceed the tenant's limit.
+            ConversationTooLarge: A conversation or response would exceed the tenant's limit, even
+                if all other records of the tenant were evicted.
         """
         with self._guarded_client(tenant) as client, write_verified(client) as bound:
             return self._put_pieces(bound, tenant, records, epoch, used_ms)
@@ -162,8 +167,9 @@ class TenantRecords:
             piece = first_piece(records[len(states) :], with_later=not states)
             given: Mapping[int, str] = {}
             if piece.staged:
-                # Run the script first with only the lengths of the values, to check the limits and
-                # the stored versions. Large values are then sent only if they will be stored.
+                # Run the script twice. The first run gets only the lengths of the values. It checks
+                # the limits and the stored versions. Large values that would not be stored then
+                # need not be sent for the second run.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]
@@ -200,10 +206,11 @@ class TenantRecords:
         used_ms: int,
         tokens: Mapping[int, str],
     ) -> list[Any]:
-        """Run put.lua for one piece, and return the script's result.
+        """Run put.lua for one piece of the records, and return the script's result.
 
-        `tokens` has an entry for each record whose value is not an argument of the script. The key
-        is the record's index; the value is a token from `_stage`, or `_LENGTH_ONLY`.
+        `tokens` has an entry for each record whose value the script does not get as an argument. An
+        entry maps the record's index to the token of a temporary key with the value (see `_stage`),
+        or to `_LENGTH_ONLY` if the script gets only the value's length.
         """
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
@@ -255,10 +262,10 @@ class TenantRecords:
         return {}
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
-        """Return at most `limit` members of a group with an order above `after`.
+        """Return a group's records whose `order` is above `after`, at most `limit` of them.
 
-        The members are read in batches. If the group is removed meanwhile, the result has no head
-        (`epoch` is -1). Raise ConversationTooLarge if the members exceed `MAX_READ_BYTES`.
+        The records are read in batches. If the group is removed meanwhile, `epoch` in the result is
+        -1. Raise ConversationTooLarge if the records have more than `MAX_READ_BYTES` bytes.
         """
         ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
         with self._guarded_client(tenant) as client:
@@ -292,11 +299,12 @@ class TenantRecords:
 
         Args:
             client: The Redis client.
-            tenant: The owner.
+            tenant: The tenant that owns the records.
             ids: Ids of the records.
             bytes_left: Maximum bytes of all values together.
-            values: Results of read.lua for the first ids. A large value is represented by its
-                length, which is negative if the value is stored as a hash.
+            values: Results of read.lua for the first ids, if they have been read already. Instead
+                of a large value, read.lua returns its length, which is negative if the value is
+                stored as a hash.
         """
         found: list[bytes | None] = []
         while True:
@@ -317,10 +325,10 @@ class TenantRecords:
     def _read_large(
         self, client: Any, tenant: str, id_: str, value: bytes | int | None
     ) -> bytes | None:
-        """Read a large value with several commands. Return None if the value was removed.
+        """Read a record's large value with several commands. Return None if it was removed.
 
-        `value` is the length of the value, as read.lua returns it. If the value is replaced during
-        the read, the new value is read.
+        `value` is the result of read.lua for this record: the length of the value. If the value is
+        replaced while it is read, the new value is read instead.
         """
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
@@ -349,17 +357,20 @@ class TenantRecords:
         return values, names, head
 
     def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
-        """Set the last use of large units to `when` (ms since 1970), in several short steps."""
+        """Set the time of last use of large units to `when`, in ms since 1970.
+
+        Several calls of a script, one after the other, do this, so that none blocks Redis for long.
+        """
         for unit in units:
             after = b""
             while after := self.renew_some(client, tenant, unit, when, after):
                 pass
 
     def renew_some(self, client: Any, tenant: str, unit: bytes, when: int, after: bytes) -> bytes:
-        """Renew a limited number of members of a large unit: the members after `after`.
+        """Extend the time to live of some records of a large unit: the records after `after`.
 
-        Returns the last renewed member, which is `after` for the next call. Returns b"" when all
-        members are renewed; the time of the unit's last use is then `when`.
+        Return the last of these records. The caller passes it as `after` to the next call. Return
+        b"" if all records are done; the unit's time of last use is then `when`, in ms since 1970.
         """
         arguments = [*self._times, unit, when, after]
         last: bytes = RENEW.run(client, [self._key(tenant, "")], arguments)
@@ -375,8 +386,8 @@ class TenantRecords:
     def _guarded_client(self, tenant: str) -> Iterator[Any]:
         """Yield a client of Redis.
 
-        If a key has an unexpected type, count the invalid value and end the `with` block early. The
-        caller's code after the block then returns a default.
+        If a command fails because a key has an unexpected type, count the invalid value, and leave
+        the `with` block without an exception. The caller must return a default after the block.
         """
         try:
             with self._primary.use() as client:
@@ -415,7 +426,7 @@ def _build_value(record: Record, epoch: int) -> bytes:
 def _read_parts(client: Any, key: str, length: int) -> bytes | None:
     """Read a large value with several commands. Return None if it was replaced meanwhile.
 
-    `length` is the length of the value, negative if the value is stored as a hash.
+    `length` is the length of the value in bytes. It is negative if the value is stored as a hash.
     """
     parts: list[bytes] = []
     for start in range(0, abs(length), MAX_COPIED_BYTES):
@@ -424,7 +435,7 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
     joined = b"".join(parts)
-    # Read the head again at the end. The head contains the version, so it has changed if the value
-    # was replaced.
+    # Read the first line of the value again. It contains the record's version, so it differs from
+    # the line read before if the value was replaced meanwhile.
     head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
     return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

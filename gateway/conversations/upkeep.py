@@ -1,14 +1,15 @@
-"""Maintenance of the store by one worker of a gateway.
+"""Background task of the conversation store that keeps the disk and Redis equal.
 
-The worker uploads records to Redis that are only on this gateway's disk, applies deletions by other
-gateways, and removes expired records.
+One worker of each gateway runs the task. It uploads records to Redis that only this gateway's disk
+has, deletes records from the disk that other gateways have deleted, and removes expired records.
 
-When Redis has lost its data, a new epoch starts, and all gateways upload their records again. The
-gateways know the names of each other, even after a restart. Until all of them have reported that
-their uploads are complete, a record that Redis lacks may still be restored, so clients do not get
-"not found". An ephemeral gateway is a gateway whose disk is deleted when it ends. Before its end,
-it uploads all its records and sends a goodbye; the other gateways then no longer wait for its
-uploads.
+When Redis has lost its data, a new epoch starts, and all gateways upload their records again. Each
+gateway knows the names of all gateways, even after a restart. Until all of them have reported that
+their uploads are complete, another gateway may still upload a missing record. Clients therefore do
+not get "not found" before that.
+
+An ephemeral gateway is a gateway whose disk is deleted when it ends. Before it ends, it uploads all
+its records and sends a goodbye: a report after which other gateways do not wait for its uploads.
 """
 
 from __future__ import annotations
@@ -48,17 +49,19 @@ POLL_INTERVAL_S = 1.0
 _PAUSE_S = 0.01
 _BATCH_RECORDS = 64
 _BATCH_BYTES = 4 * 1024 * 1024
-# Number of polls (one per second) whose records are uploaded again after an outage of Redis. Redis
-# syncs writes to its disk only every second, so it may have lost its last writes.
+# After an outage of Redis, records that were written during the last 60 polls (one per second) are
+# uploaded again. Redis syncs its writes to disk only every second, so it may have lost the last
+# ones.
 _DOUBTFUL_POLLS = 60
 _SAVE_INTERVAL_MS = 60_000
 GOODBYE_TIMEOUT_S = 10.0
-"""Maximum time in seconds for the upload of records at shutdown.
+"""Maximum time in seconds for which an ephemeral gateway uploads records when it shuts down.
 
-The operator must configure a longer grace period for the process.
+The operator must give the process a longer time to terminate, such as a longer
+`terminationGracePeriodSeconds` in Kubernetes.
 """
 GOODBYE_SEEN_TIMEOUT_S = 2.0
-"""Maximum time in seconds to wait after the goodbye until all other gateways have polled.
+"""Maximum time in seconds for which a gateway waits until all others have read its goodbye.
 
 Gateways poll every second, unless they are busy or have crashed.
 """
@@ -66,10 +69,10 @@ _RETRY_INTERVAL_S = 0.2  # pause before the goodbye is retried after a Redis fai
 
 
 class Upkeep:
-    """Maintenance of the store in one folder.
+    """Background task that synchronises the disk in one folder with Redis.
 
-    Each worker of the gateway has an instance. The worker that holds the folder's lock does the
-    work.
+    Each worker of the gateway has an instance. Only the worker that holds the folder's lock uploads
+    and removes records.
     """
 
     def __init__(
@@ -81,12 +84,12 @@ class Upkeep:
         *,
         ephemeral: bool = False,
     ) -> None:
-        """Set up the maintenance.
+        """Create the task. `follow` runs it.
 
         Args:
-            folder: The folder of the disk copy.
-            disk: The disk copy.
-            redis: The Redis copy; None for a store without Redis.
+            folder: The folder of the SQLite file.
+            disk: The thread that uses the SQLite file.
+            redis: The threads that call Redis; None for a store without Redis.
             stats: Statistics to update.
             ephemeral: True if the folder is deleted when the gateway ends.
         """
@@ -103,9 +106,9 @@ class Upkeep:
         self._gateway = f"{EPHEMERAL_PREFIX}{name}" if ephemeral else name
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_POLLS)
         self._since = -1
-        # When a replica becomes the primary of Redis, other workers may write to the old primary
-        # for up to `_stale_s` seconds. These records are lost, although they are marked as
-        # uploaded. After this time, the latest records are therefore uploaded again.
+        # After a failover of Redis, other workers may write to the old primary for up to `_stale_s`
+        # seconds. The records that they write are lost, but are marked as uploaded on the disk.
+        # After this time, the latest records are therefore uploaded again (at `_recheck_at`).
         self._stale_s = 0.0 if redis is None else redis.stale_s
         self._recheck_at = math.inf
         self._saved = RedisState()
@@ -116,9 +119,13 @@ class Upkeep:
             os.close(self._worker_fd)
 
     async def poll_first(self) -> None:
-        """Poll Redis before the first request, and report if this disk has records to upload."""
+        """Poll Redis, and report if this disk has records that Redis lacks.
+
+        Call this before the first request is served.
+        """
         if self._redis is not None:
-            # Ignore an OSError: if the folder cannot be used, there are no records for a goodbye.
+            # Ignore an OSError. It means that the folder cannot be used. The disk then has no
+            # records to upload before a goodbye, so the lock on this file is not needed.
             with contextlib.suppress(OSError):
                 self._worker_fd = os.open(self._workers_file, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(self._worker_fd, fcntl.LOCK_SH)
@@ -130,20 +137,24 @@ class Upkeep:
                 await self._report(self._redis)
 
     async def report_refused(self) -> None:
-        """Notify Redis that this disk has a new record that Redis has not accepted."""
+        """Report to the other gateways that this disk has a new record that Redis lacks.
+
+        The store calls this when Redis has failed to store a record. The report is written to
+        Redis, which may be available again.
+        """
         if self._redis is not None and self._redis.is_up:
             with contextlib.suppress(RedisDown):
                 await self._redis.poll(self._gateway, "dirty")
 
     async def depart(self) -> None:
-        """Upload all records and send a goodbye, if the folder is deleted when the gateway ends.
+        """Upload all records and send a goodbye, if the gateway is ephemeral.
 
-        Only the last running worker of the gateway does this. Call this after `follow` has ended
-        and no more records are put.
+        Only the last running worker of the gateway does this. Call the method when `follow` has
+        ended and no more records are written.
         """
         self._lock.release()  # so that the gateway's last worker can take the lock
-        # Make the repeated upload (see `_stale_s`) due at once: the worker that held the lock may
-        # have ended before it.
+        # Upload the latest records again now, without waiting for `_stale_s` seconds. The worker
+        # that held the lock may have ended before it has uploaded them again.
         self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
@@ -159,7 +170,8 @@ class Upkeep:
     async def _send_goodbye(self, redis: RedisThreads) -> None:
         """Upload all records and send a goodbye. Repeat both until Redis accepts the goodbye.
 
-        Without a goodbye, other gateways would wait up to an hour for this gateway's records.
+        Without a goodbye, reads of missing records would fail on other gateways for up to an hour,
+        because this gateway might still upload the records.
         """
         while True:
             try:
@@ -175,11 +187,11 @@ class Upkeep:
                 await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _wait_until_seen(self, redis: RedisThreads, goodbye: PollResult) -> bool:
-        """Wait until all other gateways have polled since the goodbye.
+        """Wait until all other gateways have polled Redis, and thereby read the goodbye.
 
-        Return False if the goodbye must be repeated. This happens if Redis has lost its data: the
-        other gateways then report the names of all gateways that they know. If they have not seen
-        the goodbye, they report this gateway, too, and would wait for its records.
+        Return False if the goodbye must be sent again, because Redis has lost its data. All
+        gateways then write the gateway names that they know to Redis. A gateway that has not read
+        the goodbye also writes the name of this gateway, and would wait for its records.
         """
         until = time.monotonic() + GOODBYE_SEEN_TIMEOUT_S
         while True:
@@ -192,7 +204,7 @@ class Upkeep:
             await asyncio.sleep(_PAUSE_S)
 
     async def follow(self) -> None:
-        """Poll Redis, upload records, and remove expired ones. Runs until cancelled."""
+        """Poll Redis, upload records, and remove expired records. Run until cancelled."""
         while True:
             next_poll = time.monotonic() + POLL_INTERVAL_S
             try:
@@ -222,17 +234,18 @@ class Upkeep:
             self._keys.append(await self._disk.run(ConversationDisk.last_key))
 
     async def _report(self, redis: RedisThreads) -> bool:
-        """Poll Redis, and report if Redis has all records of this disk.
+        """Poll Redis, and report to the other gateways if Redis has all records of this disk.
 
-        Return True if records must be uploaded. If the disk cannot be read, report nothing and
-        raise DiskUnavailable. A worker without the folder's lock only polls, and returns False.
+        Return True if Redis lacks records, so that they must be uploaded. If the disk cannot be
+        read, report nothing and raise DiskUnavailable. A worker that does not hold the folder's
+        lock only polls, and returns False.
         """
         if not self._holds_lock():
             await redis.poll()
             return False
         if self._since < 0:
-            # At the first call, continue from the saved state: Redis may have lost records while
-            # this gateway did not run.
+            # At the first call, use the state that was saved before the gateway's last end. The
+            # comparison with it shows if Redis has lost records while the gateway did not run.
             last = await self._disk.run(ConversationDisk.load_state)
             self._since = last.since
             self._keys.append(last.key)
@@ -248,9 +261,10 @@ class Upkeep:
         return unshared
 
     async def _mark_unshared(self, since: int) -> None:
-        """Mark the latest records for another upload if Redis may have lost them.
+        """Mark the latest records on disk for another upload, if Redis may have lost them.
 
-        The records are marked when `since` has changed, and again `_stale_s` seconds later.
+        `since` is `RedisState.since`, which changes when Redis may have lost some records. The
+        records are marked when it has changed, and a second time `_stale_s` seconds later.
         """
         is_news, now = since != self._since, time.monotonic()
         if is_news and self._since > 0:  # 0 means that this disk was never used with Redis
@@ -281,8 +295,8 @@ class Upkeep:
     async def _upload(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
         """Upload all records that Redis lacks, in batches.
 
-        After each batch, pause for the duration of the batch, to limit the load. With `in_haste`,
-        do not pause.
+        To limit the load on Redis, wait after each batch for as long as its upload took. If
+        `in_haste` is True, do not wait.
         """
         epoch = redis.epoch
         before: int | None = None
@@ -300,9 +314,10 @@ class Upkeep:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _apply_deletions(self, redis: RedisThreads) -> None:
-        """Apply deletions by other gateways to the disk.
+        """Delete the records from this disk that other gateways have deleted.
 
-        Ends after about one polling interval, even if deletions remain. The next poll continues.
+        Return after about one polling interval, even if some records are left. The call after the
+        next poll deletes them.
         """
         epoch = redis.epoch
         until = time.monotonic() + POLL_INTERVAL_S
@@ -318,10 +333,10 @@ class Upkeep:
             return False  # the folder cannot be used, so there is nothing to maintain
 
     def _is_last(self) -> bool:
-        """Return True if this is the gateway's last running worker.
+        """Return True if no other worker of this gateway runs.
 
-        Call this after the worker's last use of the folder, because this method gives up the
-        worker's shared lock of the workers' file.
+        Every running worker holds a shared lock on the workers' file. This method may release the
+        lock of this worker. If the result is False, the worker must not use the folder any longer.
         """
         if self._worker_fd < 0:
             return False
@@ -352,8 +367,9 @@ def _forget(disk: ConversationDisk, gone: Sequence[Deletion], epoch: int) -> Non
 def _upload_batch(shared: SharedConversations, batch: Sequence[DiskRecord]) -> _Newer:
     """Upload a batch of records to Redis.
 
-    Returns the records of which Redis has higher versions (for example tombstones), as pairs of a
-    tenant and its records from Redis. The caller must write these records to the disk.
+    If Redis has a higher version of a record, for example a tombstone, the record is not uploaded.
+    Return these higher versions as pairs: (tenant, records from Redis). The caller must write them
+    to the disk.
     """
     newer: _Newer = []
     for (tenant, used_ms, _), some in groupby(

@@ -1,4 +1,4 @@
-"""Batch: all generations (engine requests) of one client request, and their token usage."""
+"""All engine requests of one client request (`Batch`), and their token usage (`Meter`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.stops import Stops
 
 
 class RunningChoice(Protocol):
-    """A choice that is being generated."""
+    """A choice of the response whose generation has started and not ended."""
 
     @property
     def tokens(self) -> int:
-        """Number of tokens so far."""
+        """Number of tokens that were generated so far."""
 
     def cut_short(self) -> None:
-        """End the choice now, as if it had reached its token limit."""
+        """End the choice now, in the same way as at its token limit."""
 
 
 @dataclass(slots=True)
@@ -33,27 +33,29 @@ class Meter:
         running: choices that have not ended.
         reused_tokens: number of prompt tokens that were in the engine's cache. If the choices
             differ, the smallest number. None before the first choice has ended.
-        finished: finish reasons of the choices that have ended with one.
+        finished: finish reasons of the choices that have ended. A choice that failed has no finish
+            reason.
     """
 
     sent_prompts: int = 0
     """Bit mask of the prompts that were sent to an engine: bit n is set for prompt n."""
     tokens: int = 0
     unreported_tokens: int = 0
-    """Estimated number of tokens that the engine generated for aborted choices without being read.
+    """Estimated number of tokens that the engine generated for aborted choices after the last read.
 
-    For beam searches and non-streaming answers, the number is estimated completely, because the
-    engine reports their tokens only at the end.
+    An aborted beam search or non-streaming response reports none of its tokens, because the engine
+    reports them only at the end. All tokens of such a response are therefore estimated.
     """
     aborted_single_response: bool = False
-    """True if a non-streaming answer was aborted while the engine seemed to work on it."""
+    """True if a non-streaming response was aborted after the engine had probably started it."""
     running: list[RunningChoice] = field(default_factory=list)
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
-    """Fingerprint of the model that answered, by the index of the generation.
+    """Fingerprint of the model that generated the response, by the index of the generation.
 
-    Fingerprints equal to `Batch.fingerprint` are left out."""
+    A generation without an entry was answered by a model with the fingerprint `Batch.fingerprint`.
+    """
     resumptions: int = 0
     """Number of times that a choice was resumed on another replica."""
     first_token: float | None = None
@@ -61,7 +63,7 @@ class Meter:
 
     None before the first token, and always None in a beam search."""
     stops: Stops | None = None
-    """State of the stop requests for aborted choices; None if no choice was aborted."""
+    """The requests to the engine to stop aborted choices; None if no choice was aborted."""
 
     @property
     def tokens_now(self) -> int:
@@ -83,16 +85,16 @@ class Meter:
 class Batch:
     """All generations of one client request: for each prompt in order, one generation per choice.
 
-    Each choice is a separate engine request, so a stop string ends only this choice. (With
-    TensorRT-LLM's `num_return_sequences`, all choices would share an id and end together.) A beam
+    Each choice is a separate engine request, so a stop string ends only this choice. With
+    TensorRT-LLM's `num_return_sequences`, all choices would share an id and end together. A beam
     search is an exception: it is one engine request for all choices of a prompt.
 
     Attributes:
         prompts: number of prompts.
         choices: number of choices of all prompts together.
         prompt_tokens: number of prompt tokens, with each prompt counted once.
-        fingerprint: fingerprint of a model that may answer. After a model has answered,
-            `fingerprint_of` returns the fingerprint of that model.
+        fingerprint: fingerprint of a model that was ready when the request arrived. Replicas may
+            have different models, so use `fingerprint_of` after the first token.
         timeout_s: the time limit in seconds.
         deadline: end of the time limit, in seconds of the event loop's clock.
     """
@@ -113,10 +115,11 @@ class Batch:
     prompt_locks: defaultdict[int, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
-    """Locks by the index of the prompt's first generation.
+    """Locks for loading `prompt_logprobs`, by the index of the prompt's first generation.
 
-    Hold the lock while loading `prompt_logprobs`, so that only one choice of a prompt sends the
-    engine request."""
+    The choices of a prompt share its log probabilities. The choice that holds the lock requests
+    them from the engine, and the other choices wait for the result.
+    """
 
     @property
     def arrived_at(self) -> float:
@@ -130,9 +133,10 @@ class Batch:
         return self.deadline if within is None else min(self.deadline, self.arrived_at + within)
 
     def fingerprint_of(self, choice: int) -> str:
-        """Return the fingerprint of the model that answers this choice.
+        """Return the fingerprint of the model that generates the choice with the index `choice`.
 
-        While no model has answered, return `fingerprint`."""
+        Before the first token of the choice, return `fingerprint`.
+        """
         index = choice * len(self.generations) // self.choices
         return self.meter.fingerprints.get(index, self.fingerprint)
 

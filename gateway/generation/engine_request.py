@@ -1,4 +1,4 @@
-"""Data type of one engine request, which is tokenized and checked against all limits."""
+"""Data types of one engine request, which was tokenized and checked against all limits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ class TextPrompt:
 
     Attributes:
         text: the prompt.
-        stop: the stop strings and further end-of-sequence tokens. They let the engine stop early.
-            The gateway searches the answer for stop strings in any case.
-        bad: the bad words, which the answer must not contain.
+        stop: texts at which the engine stops: the stop strings and further end-of-sequence tokens.
+            The gateway also searches the response for stop strings, because the engine may miss
+            them.
+        bad: the bad words, which the response must not contain.
         bias: (word, bias) pairs for `logit_bias`.
-        restated: the prompt as the answer would repeat it; "" if the model does not repeat prompts.
-        single_response: True to ask for a non-streaming answer.
+        restated: the text with which a response begins if the model repeats the prompt; "" if the
+            model does not repeat prompts.
+        single_response: True to ask for a non-streaming response.
     """
 
     text: str
@@ -37,12 +39,14 @@ class Generation:
 
     Attributes:
         beams: the beam width, which is also the number of returned choices; 0 without beam search.
-        echo: the prompt's text if the answer must begin with the prompt; otherwise None.
-        end_id: the end-of-sequence id, which is not in the output. None to ignore it and always
-            generate `max_tokens` tokens.
-        stop_ids: further end-of-sequence ids, and the stop strings as token ids. The stop strings
-            let the engine stop early. The gateway searches the text for them in any case.
-        later_end_ids: ids at which the gateway ends the answer, but only after `min_tokens`.
+        echo: the prompt's text if the response must begin with the prompt; otherwise None.
+        end_id: the end-of-sequence id, which is not in the output. None lets the engine continue
+            after this id, up to `max_tokens` tokens.
+        stop_ids: id sequences at which the engine stops: further end-of-sequence ids and the stop
+            strings. The gateway also searches the text for stop strings, because the engine may
+            miss them.
+        later_end_ids: ids at which the gateway ends the response, but only after `min_tokens`
+            tokens.
     """
 
     request_id: str
@@ -65,15 +69,17 @@ class Generation:
     text: TextPrompt | None = None
     """The prompt for a model that takes text; None for a model that takes token ids.
 
-    `prompt_ids` has the ids that the model makes of this text."""
+    `prompt_ids` then has the token ids to which the model's preprocessing converts this text.
+    """
     forms: Mapping[object, TextPrompt | None] = field(default_factory=dict)
-    """The prompt as text for each model variant that can run the request.
+    """The prompt as text, by model variant (group of equal replicas) that can run the request.
 
-    The value is None for a variant that takes token ids. Empty for a request to a fixed replica.
-    `gateway.scheduling.kinds` defines model variants."""
+    The value is None for a variant that takes token ids. The mapping is empty if the request is for
+    one certain replica. `gateway.scheduling.kinds` defines model variants.
+    """
 
     def for_variant(self, variant: object) -> Generation:
-        """Return a copy of this generation whose `text` fits replicas of `variant`.
+        """Return a copy of this generation with the `text` to send to replicas of `variant`.
 
         If `forms` has several variants, `variant` must be one of them.
         """

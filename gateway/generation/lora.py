@@ -16,17 +16,17 @@ class Folders(Protocol):
     def at(self, endpoint: str) -> str | None:
         """Return the path of the version's folder on the replica at `endpoint`.
 
-        Return None if the replica is not known to have the folder.
+        Return None if the replica does not have the folder, as far as the gateway knows.
         """
 
     def using(self, endpoint: str) -> AbstractContextManager[object]:
         """Return a context manager that prevents removal of the folder from the replica.
 
-        Enter it while a request that uses the folder runs.
+        A request that uses the folder must run inside this context.
         """
 
     async def wait_for_poll(self) -> None:
-        """Wait until the replicas have been polled again.
+        """Wait until the gateway has polled the disks of the replicas again.
 
         Raises EngineError if no replica will ever have the version.
         """
@@ -40,13 +40,15 @@ class Lora:
         name: the adapter's name as a label in metrics.
         task_id: the id by which the engine identifies the version.
         nbytes: the size of the weights in bytes.
-        weights: loads the weights. Called only if the engine does not have them in its cache.
+        weights: loads the weights. Called only if the engine does not have the weights in its
+            cache.
         upload_slot: returns a context manager that limits concurrent uploads. Enter it before
             calling `weights`, and exit it when the weights are sent.
         folders: the version's folders, for engines that read adapters from their own disk.
         dtype: the data type of the weights.
-        tp_size: the tensor parallel size that the weights are laid out for; None fits any engine.
-        tenant: the tenant of the request. All tenants share an engine's memory for adapters.
+        tp_size: the tensor parallel size that the engine must have, because the weights are split
+            for this size; None if the weights fit any engine.
+        tenant: the tenant of the request.
     """
 
     name: str

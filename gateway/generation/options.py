@@ -1,4 +1,4 @@
-"""Options of a request: validated, not yet tokenized."""
+"""Validated options of a client request. Their texts have not been tokenized yet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MAX_CHOICES = 128
 
 
 MODEL_MAXIMUM = -1
-"""Value of `truncate_prompt`: truncate only as far as `max_tokens` tokens of answer require."""
+"""Value of `truncate_prompt` that truncates a prompt only if it exceeds the model's limit.
+
+The truncated prompt leaves `max_tokens` tokens for the response.
+"""
 
 
 MAX_SEED = 2**63 - 1
@@ -29,10 +32,11 @@ PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_pe
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A constraint on the text of an answer for guided decoding, such as a JSON schema or a regex.
+    """A constraint on generated text for guided decoding, such as a JSON schema or a regex.
 
-    `best_effort` has (JSON path in the schema, name in the client's request) pairs. Keywords below
-    these paths are dropped if the engine cannot enforce them.
+    `best_effort` selects parts of a JSON schema in which keywords may be dropped if the engine
+    cannot enforce them. Each entry is a pair: the JSON path of the part in the schema, and the name
+    of that part in the client's request.
     """
 
     type: Kind
@@ -48,17 +52,17 @@ class GenerationParams:
 
     Attributes:
         temperature: sampling temperature; 0 means greedy decoding.
-        top_k: 0 means no limit.
-        plain: (name, value) pairs of parameters that differ from their default. Each value goes
-            unchanged to the model input of the same name.
+        top_k: number of most likely tokens to sample from; 0 means no limit.
+        plain: (name, value) pairs of parameters that differ from their default. Each value is sent
+            unchanged in the model input of the same name.
         logit_bias: (token id, bias) pairs.
         stop: the stop strings.
-        include_stop: True to include the stop string in the answer.
-        usage: True if the engine must report the number of cached tokens.
+        include_stop: True to include the stop string in the response.
+        usage: True if the engine must report the number of cached prompt tokens.
         logprobs: the number of alternatives with each token's log probability; None for no log
             probabilities.
         length_penalty: the length penalty of a beam search.
-        message: how to parse reasoning and tool calls in the text of a chat; None for plain text.
+        message: the format of reasoning and tool calls in a chat response; None for plain text.
         guide: the constraint that the text must match; None for free text.
     """
 
@@ -93,8 +97,8 @@ class GenerationParams:
     def engine_stop(self) -> tuple[str, ...]:
         """Stop strings that can be sent to the engine.
 
-        An engine searches its entire text. The result is therefore empty if stop strings count only
-        after `min_tokens` or only after the reasoning.
+        An engine searches all generated text, including the reasoning and the first `min_tokens`
+        tokens. The result is therefore empty if stop strings must not apply to one of these parts.
         """
         if self.min_tokens or (self.message is not None and self.message.has_reasoning):
             return ()
@@ -112,11 +116,12 @@ class Caller:
             token is expected later.
         max_expected_wait_s: maximum expected seconds in the queue, if `first_token_within` is not
             set. The request is refused if a longer wait is expected.
-        billed: True to count cached tokens even if the answer does not report them.
-        isolated_cache: True to ignore cache hits on prompts of other tenants. Such hits are neither
-            reported nor used for routing.
+        billed: True to count cached prompt tokens even if the response does not report them.
+        isolated_cache: True to hide from the client if an engine has cached its prompt for another
+            tenant. The response then reports no number of cached tokens, and the request is routed
+            only by the cached prompts of the same tenant.
         guides: "checked" or "unchecked" if the tenant may use guided decoding, otherwise "none";
-            see `Policy`.
+            see `guides.kinds.Policy`.
     """
 
     tenant: str = ""
@@ -136,8 +141,8 @@ class Unenforced(NamedTuple):
     """The keywords of a client's JSON schema that are not enforced.
 
     Attributes:
-        names: the first of these keywords, each with its path in the client's request.
-        more: the number of further keywords that are not in `names`.
+        names: some of the keywords, each with its path in the client's request.
+        more: the number of keywords that are not enforced and not in `names`.
     """
 
     names: tuple[str, ...] = ()
@@ -152,12 +157,13 @@ class Options:
     """A validated request without its prompts.
 
     Attributes:
-        seed: seed of the first choice; choice i of a prompt is sampled with `seed` + i. A client
-            that sets no seed gets a random one, because the engine has the same default for all.
+        seed: seed of the first choice; choice i of a prompt is sampled with `seed` + i. If a client
+            sets no seed, the seed is random. The engine's default seed would give all requests the
+            same samples.
         n: number of choices for each prompt.
         max_tokens: maximum number of tokens of each choice; None means no limit.
         beam_search: True to return the `n` best beams of one engine request as choices.
-        token_ids: True to report token ids in the answer.
+        token_ids: True to report token ids in the response.
     """
 
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -175,19 +181,25 @@ class Options:
     Tokens of a longer prompt are removed at `truncation_side`."""
     truncation_side: Literal["left", "right"] = "left"
     prompt_logprobs: int | None = None
-    """Number of alternatives to report for each prompt token, in a field beside the answer's text.
+    """Number of alternatives to report for each prompt token; None for no log probabilities.
 
-    None to report no log probabilities of the prompt."""
+    The log probabilities are reported in a separate field of the response, not with its text.
+    """
     stream: bool = False
     token_ids: bool = False
     guide_param: str | None = None
-    """Name of the parameter that asked for the guide; used in error messages."""
+    """Name of the parameter that asked for guided decoding; used in error messages."""
     guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
-    """Callback that returns the guides of which `params.guide` is combined.
+    """Callback that returns the guides that were combined into `params.guide`.
 
-    Each comes with the name of the request parameter that asked for it. Used in error messages."""
+    Each guide comes with the name of the request parameter that asked for it. The names are used in
+    error messages.
+    """
     looser_guide: Guide | None = None
-    """A less strict guide to use if the engine cannot enforce `params.guide`; None to refuse."""
+    """A less strict guide to use if the engine cannot enforce `params.guide`.
+
+    None to refuse the request in this case.
+    """
     unenforced: Unenforced = ENFORCED
     logprobs_param: str = "logprobs"
     """Name of the parameter that asked for log probabilities; used in error messages."""
@@ -195,9 +207,9 @@ class Options:
 
     @property
     def ignores_ends(self) -> bool:
-        """True if an answer continues after an end-of-sequence id.
+        """True if a response continues after an end-of-sequence id.
 
-        Always False with a guide: after a complete match, the engine can only choose an
-        end-of-sequence id, so the answer must end there.
+        The value is always False with a guide. After the text matches the guide completely, the
+        engine can only choose an end-of-sequence id, so the response must end there.
         """
         return self.ignore_eos and self.params.guide is None

@@ -1,4 +1,4 @@
-"""Validation of guides, before an engine receives them.
+"""Check of guides before they are sent to an engine.
 
 A guide is a JSON schema, regular expression or grammar for guided decoding.
 """

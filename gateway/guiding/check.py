@@ -1,7 +1,9 @@
-"""Compilation of guides as a test, before an engine receives them.
+"""Check of guides before they are sent to an engine.
 
-A guide is a JSON schema, regular expression or grammar for guided decoding. An engine compiles
-guides within an engine step. If it cannot compile one of them, all requests of this step fail.
+A guide is a JSON schema, regular expression or grammar for guided decoding. An engine compiles a
+guide during an engine step, together with the guides of other requests. If one guide cannot be
+compiled, all requests of this step fail. The gateway therefore compiles each guide first, and
+refuses invalid guides.
 """
 
 from __future__ import annotations
@@ -17,23 +19,27 @@ from gateway.guiding.process import GuideProcess
 from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
-# Maximum number of characters in queued guides: of all tenants together, and of one tenant.
+# Maximum number of characters of all guides that wait to be compiled. The first limit is for all
+# tenants together, and the second limit is for one tenant.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
-# Limits of the cache: number of verdicts, and number of characters in their texts. A verdict takes
-# about 200 bytes plus the text of a rewritten schema.
+# Limits of the cache of `Verdict` objects: the number of entries, and the number of characters in
+# their texts. An entry takes about 200 bytes, plus the text of a rewritten schema.
 _MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
-# A guide may be combined from several parameters. If it is refused, at most this many of its parts
-# are compiled to find the invalid part. Each part is queued separately.
+# Maximum number of parts that are compiled to find the invalid part of a refused guide. A guide may
+# be combined from several request parameters, its parts. Each part is queued separately.
 _MAX_PARTS = 8
 
 
 class GuideCheck:
-    """Checker of guides, with a cache of verdicts.
+    """Checker of guides (schemas, regular expressions and grammars), with a cache of the results.
 
-    One guide is compiled at a time, with fair scheduling of tenants. Not thread-safe: use an
-    instance in one event loop only. If `strict`, schema keywords that cannot be enforced are
-    refused even in best-effort schemas. `release` is the engines' release of xgrammar; "" means any
-    release since 0.1.25.
+    Guides are compiled one at a time, in round-robin order of the tenants. Not thread-safe: use an
+    instance in one event loop only.
+
+    Args:
+        strict: True to refuse any schema keyword that cannot be enforced. False to drop such
+            keywords where `Guide.best_effort` allows it.
+        release: the engines' release of xgrammar; "" means any release since 0.1.25.
     """
 
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
@@ -48,8 +54,8 @@ class GuideCheck:
     async def check(self, options: Options, backend: Backend) -> Options:
         """Check the guide of a request. Return the options with the guide to send to the engine.
 
-        The returned guide may be rewritten, without keywords that cannot be enforced. If the caller
-        is cancelled while the guide is queued, the guide is not compiled.
+        The returned guide may lack keywords of the client's guide that cannot be enforced. If the
+        caller is cancelled while the guide is queued, the guide is not compiled.
 
         Raises:
             InvalidRequest: the guide is invalid; the error names the parameter.
@@ -61,8 +67,8 @@ class GuideCheck:
         if guide is None:
             return options
         if caller.guides == "unchecked":
-            # Use the less strict guide if there is one: if an unchecked guide fails in the engine,
-            # all requests of the engine step fail.
+            # Use the less strict guide if there is one, because it is more likely to compile. If an
+            # unchecked guide fails in the engine, all requests of the engine step fail.
             params = replace(options.params, guide=options.looser_guide or guide)
             return replace(options, params=params) if options.looser_guide else options
         if caller.guides == "none":
@@ -86,8 +92,9 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # No part is invalid alone. If the first part belongs to `param` and there are more
-            # parts, these are tools, so name `tools` in the message.
+            # Each part is valid, so only the combination is invalid. If the first part belongs to
+            # `param` and there are more parts, these parts are tools. Name `tools` in the message
+            # then.
             if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
@@ -119,8 +126,8 @@ class GuideCheck:
             # Save memory: store "" instead of a text that equals the client's text.
             if found.text == guide.text:
                 found = found._replace(text="")
-            # Store the verdict in the cache from this thread. The awaiting coroutine could not do
-            # so after the client has disconnected.
+            # Schedule the caching here, in the worker thread. The awaiting coroutine is cancelled
+            # if the client disconnects, and could not store the result then.
             loop.call_soon_threadsafe(self._cache, key, found)
             return found
 

@@ -24,18 +24,19 @@ from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)
 
-# Maximum wall time in seconds to compile one guide, reached only on an overloaded machine.
-# `guides.worker` limits its own CPU time.
+# Maximum wall time in seconds to compile one guide. `guides.worker` has a lower limit of CPU time,
+# so this limit is reached only on an overloaded machine.
 _ANSWER_TIMEOUT_S = 30.0
 _MAX_BYTES = 256 * 2**20
-# Exit codes of the worker after a guide used too much CPU time, stack or memory. Any other signal
-# came from outside the worker, for example from the OOM killer.
+# Exit codes (negative signal numbers) of a worker process that was ended because a guide used too
+# much CPU time, stack or memory. Any other signal came from outside the process, for example from
+# the OOM killer.
 _GUIDE_SIGNALS = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """The worker process. It is started when the first guide is compiled.
+    """The worker process, which is started when the first guide is compiled.
 
     `verdict` blocks. Call it from one thread at a time.
     """
@@ -45,10 +46,11 @@ class GuideProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Return the worker's verdict on a guide.
+        """Compile a guide in the worker process. Return the result: accepted or refused.
 
-        A guide that crashes the worker is refused. Raise Overloaded if the worker cannot be
-        started, if it does not answer in time, or if it ended for another reason than the guide.
+        If the guide crashes the worker process, the guide is refused. Raise Overloaded if the
+        process cannot be started, if it does not respond in time, or if it ended for another reason
+        than the guide.
         """
         process = self._ensure_started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)

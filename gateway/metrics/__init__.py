@@ -1,1 +1,1 @@
-"""Prometheus metrics of this process."""
+"""Prometheus metrics of one gateway process."""

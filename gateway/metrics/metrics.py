@@ -42,9 +42,10 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """The metrics of one model.
+    """The metrics of the base model or of one adapter.
 
-    Instances are cached, because finding a metric by its labels takes longer than counting.
+    `Metrics.for_model` caches the instances, because finding a metric by its labels takes longer
+    than counting in it.
     """
 
     prompt_tokens: Tally
@@ -55,7 +56,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """The metrics of one embedding or ranking model."""
+    """The metrics of one embedding or ranking model (an entry of `config.mapped`)."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -260,7 +261,7 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
 
     def for_model(self, model: str) -> ModelMetrics:
-        """Return the metrics of `model`, which is the name of the base model or of an adapter."""
+        """Return the metrics of a model. `model` is the name of the base model or of an adapter."""
         metrics = self._models.get(model)
         if metrics is None:
             metrics = self._models[model] = ModelMetrics(
@@ -282,25 +283,34 @@ class Metrics:
     def export_lora(
         self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
     ) -> None:
-        """Export statistics of the adapter store and the adapters in use, read at each scrape."""
+        """Export metrics of LoRA adapters, which are read when Prometheus scrapes.
+
+        The metrics show which adapters requests use now, and statistics of the adapter store.
+        """
         self.registry.register(LoraCollector(adapters, fit, replicas))
 
     def export_declared(self, declared: DeclaredAdapters) -> None:
-        """Export the number of configured adapters in each state, read at each scrape."""
+        """Export the number of adapters in the configuration file by state, read at each scrape.
+
+        The states are "waiting", "loaded" and "failed".
+        """
         self.registry.register(DeclaredCollector(declared))
 
     def export_conversations(self, stats: ConversationStats) -> None:
-        """Export the statistics of the conversation store, read at each scrape."""
+        """Export the statistics of the conversation store, read when Prometheus scrapes."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
         self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Export the number of queued requests and each replica's state, read at each scrape."""
+        """Export the number of queued requests, and of each replica its load and availability.
+
+        The values are read when Prometheus scrapes.
+        """
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
-        """Export the usage of the tenants' budgets, read at each scrape."""
+        """Export the usage of the tenants' budgets, read when Prometheus scrapes."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -326,7 +336,7 @@ class Metrics:
     def _can_add_name(self, tenant: str) -> bool:
         """Return True if the tenant may add another parameter name with its own time series."""
         tenants = [*self._unknown_names.values()]
-        # On a gateway without tenants, the name is always "", which may use all series.
+        # On a gateway without tenants, `tenant` is always "". All time series are then available.
         max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
         return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
@@ -334,9 +344,9 @@ class Metrics:
         self.rate_limited.labels(tenant, limit).inc()
 
     def count_usage(self, usage: UsageRecord) -> None:
-        """Count a usage record in the metrics of its tenant.
+        """Add a request and its tokens to the metrics of its tenant.
 
-        Do nothing if the record has no tenant: the metrics of models count such requests.
+        Do nothing if the request has no tenant. Such requests are counted only by model.
         """
         if usage.tenant is None:
             return
@@ -357,9 +367,10 @@ class Metrics:
             self.stop_seconds.labels(stopping.reason).observe(stopping.seconds)
 
     def count_continued(self, tokens: int, *, failed: bool) -> None:
-        """Count a failover. `tokens` is the length of the prompt that is sent to the new replica.
+        """Count a generation that another replica continues.
 
-        `failed` is True if the first replica failed, False if it was drained.
+        `tokens` is the number of tokens of the prompt for the other replica. `failed` is True if
+        the first replica has failed, or False if it is being drained.
         """
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)

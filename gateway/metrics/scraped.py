@@ -1,4 +1,7 @@
-"""Collectors that read the values of other components when Prometheus scrapes."""
+"""Prometheus collectors for values that other components of the gateway already store.
+
+A collector reads these values only when Prometheus scrapes, so they need not be counted twice.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,18 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.limits.budgets import BudgetUsage
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
-"""Fields of `StoreStats` that can decrease, so they are exported as gauges."""
+"""Fields of `StoreStats` that are exported as gauges, because they can decrease.
+
+All other fields are exported as counters.
+"""
 
 
 class LoraCollector(Collector):
-    """Collector for LoRA adapters.
+    """Collector for the metrics of LoRA adapters.
 
-    Exports the number of adapters on the replicas' disks, and statistics of the adapter store. Also
-    exports `lora_requests_info` for the scheduler of the Gateway API Inference Extension.
+    It exports the number of adapters on each replica's disk, statistics of the adapter store, and
+    the metric `lora_requests_info`. The scheduler of the Gateway API Inference Extension reads this
+    metric to prefer gateways that already use an adapter.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Tally:
-    """Value of a counter or gauge for one set of labels."""
+    """Number that a counter or gauge has for one set of labels."""
 
     __slots__ = ("value",)
 
@@ -40,8 +40,8 @@ class Tally:
 class Times:
     """Histogram of times in seconds, for one set of labels.
 
-    `counts[i]` is the number of values up to `bounds[i]` and above the previous bound. The last
-    count is the number of values above all bounds.
+    `counts[i]` is the number of times that were at most `bounds[i]` but above `bounds[i - 1]`. The
+    last item of `counts` is the number of times above all bounds.
     """
 
     __slots__ = ("_bounds", "counts", "total")
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 class _Labelled(Collector, Generic[T]):
-    """Metric with a child for each set of labels. `make` creates a child."""
+    """Metric with one `Tally` or `Times` for each set of labels. `make` creates such an object."""
 
     def __init__(
         self,
@@ -85,7 +85,10 @@ class _Labelled(Collector, Generic[T]):
 
 
 class Tallies(_Labelled[Tally]):
-    """Counter metric with a `Tally` for each set of labels. Do not call `Tally.dec`."""
+    """Counter metric with a `Tally` for each set of labels.
+
+    Do not call `Tally.dec`, because a Prometheus counter must not decrease.
+    """
 
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry

@@ -1,1 +1,1 @@
-"""Running requests of this process, and statistics of the last hour."""
+"""Running requests of this process, and statistics of its requests in the last hour."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 _WINDOW_S = 60.0
 RECENT_S = 300.0
-"""Seconds for which a refusal of a valid request is shown as the tenant's last refusal.
+"""Seconds for which the console shows the last refused valid request of a tenant.
 
-In this time, a later refusal of an invalid request does not replace it: an operator may have to
-act on the former, but not on the latter.
+In this time, an invalid request that is refused later does not replace the valid request. An
+operator may have to react to the refusal of a valid request, for example by raising a limit, but
+not to the refusal of an invalid one.
 """
 
 
@@ -28,11 +29,11 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class TenantRefusal:
-    """A refused request.
+    """A request of a tenant that was refused.
 
     Attributes:
-        at: time in seconds since 1970.
-        why: the reason.
+        at: time of the refusal in seconds since 1970.
+        why: short reason of the refusal, such as the name of the exceeded limit.
         mistake: True if the request was invalid, so no operator needs to act.
     """
 
@@ -43,7 +44,10 @@ class TenantRefusal:
 
 @dataclass(slots=True)
 class TenantDemand:
-    """Counters of requests and tokens by tenant or adapter, and their rates in the last minute."""
+    """Counters of requests and tokens, by tenant or by adapter.
+
+    `per_minute` returns how much the counters have grown in the last minute.
+    """
 
     requests: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
@@ -51,10 +55,10 @@ class TenantDemand:
     refused: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of refused requests, by tenant and reason. There are a few dozen reasons."""
     refusals: dict[str, TenantRefusal] = field(default_factory=dict)
-    """The last refused request of each tenant.
+    """The refused request that the console shows for each tenant.
 
-    A refusal of an invalid request does not replace a recent refusal of a valid request (see
-    `RECENT_S`).
+    This is usually the last one. An invalid request does not replace a valid request that was
+    refused less than `RECENT_S` seconds before.
     """
     _snapshots: deque[_Snapshot] = field(default_factory=deque)
 
@@ -71,7 +75,10 @@ class TenantDemand:
         self.refusals[tenant] = TenantRefusal(now, why, mistake)
 
     def step(self) -> None:
-        """Take a snapshot of the counters. Must be called every few seconds."""
+        """Store a copy of the counters, from which `per_minute` computes the rates.
+
+        Call this every few seconds.
+        """
         now = time.monotonic()
         self._snapshots.append(
             _Snapshot(now, self.requests.copy(), self.tokens.copy(), self.adapter_requests.copy())

@@ -1,6 +1,7 @@
-"""Histogram of latencies, from which percentiles are computed. Its buckets are 5 % wide.
+"""Histogram of latencies, from which percentiles are computed.
 
-Histograms of several processes can be added; percentiles could not.
+The upper bound of each bucket is 5 % above its lower bound. Processes exchange histograms instead
+of percentiles, because histograms of several processes can be added.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def join_counts(several: Iterable[Classes]) -> Classes:
 def percentile_ms(classes: Classes, share: float) -> float | None:
     """Return a percentile of the latencies in milliseconds, accurate to 2.5 %.
 
-    `share` is the percentile as a fraction, such as 0.99. Return None if there are no latencies.
+    `classes` has the number of latencies in each bucket. `share` is the percentile as a fraction,
+    such as 0.99. Return None if the histogram is empty.
     """
     wanted = share * sum(classes.values())
     seen = 0

@@ -1,4 +1,4 @@
-"""Monitoring data for the console, and log lines about stopped generations.
+"""Monitor: collects data about requests for the console, and logs stopped generations.
 
 See decision 008 in docs/decisions.
 """
@@ -25,17 +25,18 @@ log = logging.getLogger("gateway.stops")
 
 
 RequestIds = Mapping[str, str | None]
-"""Ids of a request, for the log line that is written when the engine has stopped it.
+"""Ids of a request, for the log line that is written when engines have stopped its generations.
 
-The ids are copied from the request: a reference to the request would form a cycle with its `Stops`.
+The ids are copied from the `RequestContext`. A reference to the context would form a reference
+cycle with the `Stops` of the request, and would delay freeing its memory.
 """
 
 
 class Monitor:
-    """The monitor of one process. Use an instance on one event loop only.
+    """Data about the requests of one process. Use an instance on one event loop only.
 
     `count_uploads` returns the total number of adapter uploads to engines. `count_waiting` returns
-    the number of queued requests.
+    the number of requests that are queued now.
     """
 
     def __init__(self, count_uploads: Callable[[], int], count_waiting: Callable[[], int]) -> None:
@@ -47,13 +48,15 @@ class Monitor:
         self._count_waiting = count_waiting
 
     def record_answer(self, context: RequestContext, status: int, *, again: bool = False) -> None:
-        """Record the end of a request to an endpoint that generates text.
+        """Count a request that has ended, and store its summary.
+
+        Call this for requests to endpoints that generate text.
 
         Args:
-            context: the request.
+            context: the context of the request.
             status: the HTTP status with which the request ended.
-            again: True if the request was recorded before. This happens if its client disconnected
-                and the generation continued.
+            again: True if this method was called for the request before. This happens if the client
+                disconnected, and the generation continued and has ended now.
         """
         totals, batch = self.history.totals, context.batch
         if status >= 500:
@@ -93,10 +96,10 @@ class Monitor:
             self.demand.count_refusal(tenant, why, times=refused)
 
     def make_stops(self, context: RequestContext) -> Stops:
-        """Return a new `Stops` for a request.
+        """Return a new `Stops` for a request whose generations may be cancelled.
 
-        A `Stops` waits until the engines have ended the request's cancelled generations, and logs
-        this.
+        When the engines have ended all cancelled generations of the request, the `Stops` calls
+        `_log_stopped`, which logs this.
         """
         ids = {
             "request_id": context.request_id,
@@ -107,7 +110,7 @@ class Monitor:
         return Stops(partial(_log_stopped, ids))
 
     async def follow(self, troubles: Troubles) -> None:
-        """Record the history and demand at the end of each step. Run until cancelled."""
+        """Update `history`, `demand` and `requests` every ten seconds. Run until cancelled."""
         while True:
             await asyncio.sleep(until_step_ends(time.time()))
             try:
@@ -128,14 +131,14 @@ class Monitor:
 def _log_stopped(ids: RequestIds, stops: Stops) -> None:
     """Log that the engines have stopped all cancelled generations of a request.
 
-    The request's main log line is written earlier, when the client has received the response or has
-    disconnected. If that line waited for the engines, it would be lost if an engine never reports
-    the end.
+    This is the second log line of the request. The first is written when the client has received
+    the response or has disconnected. The first line does not wait for the engines, so it is written
+    even if an engine never reports the end of a generation.
     """
     level = logging.INFO if stops.reason in LOGGED_REASONS else logging.DEBUG
     if log.isEnabledFor(level):
-        # Log in a new context with the request's id. The current task receives the ends of all
-        # streams, so its own context belongs to no request.
+        # Log in a new context that has the request's id. The current task receives responses for
+        # all requests, so its own context has no id.
         Context().run(_log, ids, stops, level)
 
 

@@ -1,7 +1,7 @@
 """Table of the running requests of this process, and of requests that ended recently.
 
-The start and the end of a request cost a few dictionary updates. All other data is computed when it
-is read.
+Only the start and the end of a request update the table. All other facts, such as the number of
+generated tokens, are computed when the console reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RequestTable:
         self._ended_by_tenant: dict[str, OrderedDict[str, RequestSummary]] = {}
         """Ended requests by tenant, then by the client's request id.
 
-        The number of tenants is bounded by the configuration.
+        The memory is bounded, because the configuration lists all tenants.
         """
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Monitoring data of a request: `WatchedRequest` while it runs, `RequestSummary` afterwards."""
+"""Facts about a request that the console shows, while the request runs and after its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_FINISH_REASONS = 16
 
 
 class WatchedRequest:
-    """A running request. Its state is computed when it is read.
+    """A running request. `state` and `facts` compute the present values when they are called.
 
     `id` is a unique id from the gateway. The `x-request-id` may not be unique, because clients
     choose it.
@@ -44,7 +44,10 @@ class WatchedRequest:
             self._task.cancel()
 
     def consume_cancellation(self) -> bool:
-        """Return True if `cancel` has cancelled the task. Then undo it with `Task.uncancel`."""
+        """Return True if `cancel` has cancelled the request's task.
+
+        If so, also call `Task.uncancel`, so that asyncio does not regard the task as cancelled.
+        """
         if not self.context.cancelled or self._task is None:
             return False
         self._task.uncancel()
@@ -113,7 +116,10 @@ class RequestSummary:
         return self.stops is not None and self.stops.open > 0
 
     def facts(self) -> dict[str, object]:
-        """Return the same fields as `WatchedRequest.facts`. `outcome` returns further fields."""
+        """Return the same facts as `WatchedRequest.facts`, except the state of the request.
+
+        `outcome` returns the facts about the end of the request.
+        """
         facts: dict[str, object] = {
             "request_id": self.request_id,
             "tenant": self.tenant,

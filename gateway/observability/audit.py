@@ -14,17 +14,18 @@ log = logging.getLogger("gateway.audit")
 _MAX_TARGET = 256  # characters of a name that are logged: an invalid name may have megabytes
 
 State = Mapping[str, object] | None
-"""State of an action's target as JSON data, without secrets.
+"""The object that an admin changes, such as a key or an adapter, as JSON data without secrets.
 
-None if the target does not exist.
+None if the object does not exist.
 """
 
 
 @dataclass(slots=True)
 class Action:
-    """States of the target before and after an action.
+    """An admin's change of an object: the object before and after the action.
 
-    `after` is initially equal to `before`, so a failed action is recorded without a change.
+    `after` is initially equal to `before`. If the action fails, the log line therefore shows no
+    change.
     """
 
     before: State
@@ -39,9 +40,10 @@ class Audit:
 
     @contextmanager
     def action(self, action: str, target: str, before: State) -> Iterator[Action]:
-        """Return a context manager that logs an action at its end, whether it failed or not.
+        """Return a context manager that logs an action at the end of the context.
 
-        Within the context, the caller sets `Action.after` to the new state.
+        The action is logged even if it fails with an exception. Within the context, the caller sets
+        `Action.after` to the changed object.
         """
         entry = Action(before, before)
         outcome = "done"

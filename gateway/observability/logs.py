@@ -36,7 +36,11 @@ _FORMATTER = logging.Formatter()
 
 
 class _LogLine(NamedTuple):
-    """A log line. `level` is a level name of `logging`, `facts` additional fields for JSON."""
+    """A log line.
+
+    `level` is a level name of Python's `logging`, such as "INFO". `facts` are fields that only the
+    JSON format writes.
+    """
 
     created: float
     level: str
@@ -47,7 +51,10 @@ class _LogLine(NamedTuple):
 
 
 class _Handler(logging.Handler):
-    """Handler that writes each line in one call, so that lines of several workers do not mix."""
+    """Handler that writes each log line to standard error in one call of `os.write`.
+
+    Several workers write to the same standard error, and their lines must not mix.
+    """
 
     def __init__(self, form: Callable[[_LogLine], bytes]) -> None:
         super().__init__()
@@ -71,7 +78,8 @@ class _Handler(logging.Handler):
 
 def configure_logging(level: str, form: LogFormat = "text") -> None:
     """Configure the format and level of all loggers of this process."""
-    # Do not collect data that the log format does not use (logging's HOWTO, "Optimization").
+    # Prevent `logging` from collecting the caller's file, thread and process for each record: the
+    # log format does not show them (Python's logging HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _Handler(_format_json if form == "json" else _format_text)

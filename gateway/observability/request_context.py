@@ -1,4 +1,4 @@
-"""Context of a request: the data for its log line, its tracing span and its usage record.
+"""Context of a request: what is known about it for its log line, tracing span and usage record.
 
 The code that handles the request gets the context as an argument and sets its attributes. Each
 attribute is set a few times per request, never for each token.
@@ -20,8 +20,8 @@ from gateway.generation.batch import Batch
 if TYPE_CHECKING:
     from gateway.observability.tracing import RequestSpan
 
-# Valid headers according to W3C Trace Context, sections 3.2 (ids of zeros and version ff are
-# invalid) and 3.3.1.3.
+# Patterns of the headers `traceparent` and `tracestate`, according to sections 3.2 and 3.3.1.3 of
+# W3C Trace Context. An id of zeros and the version ff are invalid.
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
@@ -36,17 +36,16 @@ class RequestContext:
         request_id: the `x-request-id` of the response.
         parent: the client's headers `traceparent` and `tracestate`, if valid.
         span: the span of the request; None without tracing.
-        tenant: the tenant's name.
+        tenant: the tenant's name; None if requests need no key or the tenant is not known yet.
         model: the base model's name.
         adapter_version: the adapter version as ``NAME@DIGEST``; None without an adapter.
-        replica: the endpoint of the last replica used.
-        batch: the generations of the request, with their meter; None for a request without
-            generations.
-        prompt_tokens: number of input tokens of a request without generations.
+        replica: endpoint of the replica to which the request was sent last.
+        batch: the generations of the request; None for a request that generates no text.
+        prompt_tokens: number of input tokens of a request that generates no text.
         error: class of the error with which the request failed, before or during its response.
-        late_status: HTTP status of an error after the headers were sent; None without such an
-            error.
-        path: path of the URL, for requests that may generate.
+        late_status: HTTP status for an error that occurred after the headers were sent; None
+            without such an error.
+        path: path of the URL; set only for endpoints that generate text.
         refusal: reason in one word, if the request was refused.
         left_at: time by `time.perf_counter` at which the client disconnected or an admin cancelled
             the request.
@@ -82,11 +81,14 @@ class RequestContext:
     def facts(self, method: str, path: str, status: int) -> dict[str, object]:
         """Return the fields of the request's log line. Fields that do not apply are None.
 
-        `status` is the HTTP status at the end, which may differ from the status in the headers.
-        `prompt_tokens` is the length of the prompt, even if the request failed; the usage log has
-        the tokens that are billed. `finish` lists the finish reason of each completed choice.
-        `continued` counts failovers to another replica. `ttft_ms` (the time to first token) and
-        `duration_ms` are measured from the request's headers.
+        `status` is the HTTP status at the end of the request. It differs from the status in the
+        headers if an error occurred after the headers were sent.
+
+        In the result, `prompt_tokens` is the length of the prompt, even if the request has failed;
+        the usage log has the number that is billed. `finish` lists the finish reason of each
+        completed choice. `continued` is the number of times that another replica has continued the
+        generation. `ttft_ms` (time to first token) and `duration_ms` count from the time at which
+        the gateway has received the request's headers.
         """
         facts: dict[str, object] = {
             "method": method,

@@ -1,9 +1,10 @@
-"""OpenTelemetry spans: one per request, with a child span for each attempt on a replica.
+"""OpenTelemetry spans: one per request, with a child span for each gRPC call to a replica.
 
-This module needs the packages of the extra `otel`. Import it through
-`service_setup.load_tracer_class`. Attribute names follow the OpenTelemetry semantic conventions for
-HTTP servers, RPC clients and generative AI. All other attributes begin with `gateway.`. Attributes
-never contain free text of clients, such as a URL, a prompt, a key or an error message.
+This module needs the packages of the extra `otel`, which may not be installed. Other modules
+therefore import it only through `service_setup.load_tracer_class`. Attribute names follow the
+OpenTelemetry semantic conventions for HTTP servers, RPC clients and generative AI. All other
+attributes begin with `gateway.`. Attributes never contain free text of clients, such as a URL, a
+prompt, a key or an error message.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ log = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-"""Ends of OpenTelemetry's variable names for certificate files, in the order of `ClientFiles`."""
+"""Last parts of the names of OpenTelemetry's environment variables for certificate files.
+
+The order is the order of the fields of `ClientFiles`.
+"""
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 _INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
@@ -113,11 +117,11 @@ class Tracer:
 
 
 def _load_certificates() -> dict[str, str | None]:
-    """Copy the certificate files that OpenTelemetry's variables name to memory. Return the paths.
+    """Copy the certificate files for the connection to the collector to memory files.
 
-    The result maps each name in `_FILES` to the path of the copy, or to None if the variable is not
-    set. If the files cannot be read yet, all paths are None, and the exporter reads the variables
-    itself.
+    OpenTelemetry's environment variables name the files. The result maps each name in `_FILES` to
+    the path of the copy, or to None if the variable is not set. If the files cannot be read now,
+    all paths are None. OpenTelemetry's exporter then reads the variables and the files itself.
     """
     given = [
         os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
@@ -147,7 +151,10 @@ class RequestSpan:
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def begin_attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
-        """Start the span of a gRPC call to one replica. The default method generates text."""
+        """Start the span of a gRPC call to one replica.
+
+        `method` is the name of the gRPC method. The default is the method for text generation.
+        """
         span = self._tracer.start_span(
             method,
             context=set_span_in_context(self._span),
@@ -168,7 +175,7 @@ class RequestSpan:
         """End the span.
 
         `facts` is the result of `RequestContext.facts`. `header_status` is the HTTP status that was
-        sent in the headers; the status in `facts` may differ.
+        sent in the headers. It differs from the status in `facts` if an error occurred later.
         """
         span, path, status = self._span, facts["path"], facts["status"]
         span.update_name(f"{facts['method']} {path}")

@@ -8,11 +8,13 @@ A response consists of messages. Each message has a channel, and may have a reci
 A message in the channel `analysis` is reasoning. A message with a recipient is a tool call; the
 recipient may be before or after the channel. All other messages are content: messages in the
 channel `final`, and messages in `commentary` without a recipient, which models write before tool
-calls. Several reasoning messages are joined by newlines; so are several content messages.
+calls. The texts of several reasoning messages are joined by newlines. The same applies to content
+messages.
 
-The header of a message is the text up to `<|message|>`. The header is markup. If a response is cut
-within a header, the response ends before that header. If a model forgets `<|message|>`, the valid
-header syntax is markup and the remaining text is content, so no text is lost.
+The header of a message is the text up to `<|message|>`. Clients do not get the header's text. If
+the token limit cuts a response within a header, the response ends before this header. If a model
+forgets `<|message|>`, the parser drops the valid header syntax, and reports the remaining text as
+content.
 
 Source: openai/harmony, docs/format.md; the chat template of gpt-oss.
 """
@@ -36,8 +38,9 @@ FINAL = f"{_CHANNEL}final{_MESSAGE}"
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _MAX_MARKER_CHARS = max(map(len, MARKERS))
-# Maximum length of a header. If a header is longer, the model has forgotten `<|message|>`, and the
-# text is content. (The name of a function has at most 128 characters.)
+# Maximum number of characters in a header. If a header is longer, the model has forgotten
+# `<|message|>`, and the text is content. A valid header is shorter, because the name of a function
+# has at most 128 characters.
 _MAX_HEADER_CHARS = 256
 _NAME_OF_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
@@ -51,10 +54,10 @@ _Kind = Literal["content", "reasoning", "call"]
 
 
 def read_open_header(prompt: str) -> str:
-    """Return the beginning of the response's first header, if the prompt ends with it.
+    """Return the header of the unfinished harmony message at the end of a prompt.
 
-    Return "" if the prompt ends without such a header. The result ends with `<|message|>` if the
-    prompt contains the complete header.
+    The response continues this message. If the header itself is complete, the result ends with
+    `<|message|>`. Return "" if the prompt does not end with an unfinished message.
     """
     message = prompt[max(prompt.rfind(_START), 0) :]
     if not message.startswith(_START) or any(end in message for end in (_END, _RETURN, _CALL)):
@@ -66,15 +69,17 @@ def read_open_header(prompt: str) -> str:
 class HarmonyParser:
     """Incremental parser of one choice's text. The text may arrive in chunks of any length.
 
-    The interface is that of a `ToolParser`, with reasoning as additional events. Text is processed
-    in chunks, not by character, because every response of such a model is parsed.
+    The methods are those of a `ToolParser`, but the parser also reports reasoning. `ToolParser`
+    processes single characters. This parser processes chunks, which is faster, because every
+    response of a harmony model is parsed.
     """
 
     def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
         """Start parsing.
 
         Args:
-            open_header: the beginning of the first message's header, from the end of the prompt.
+            open_header: the result of `read_open_header` for the prompt: the beginning of the
+                header of the first message.
             calls: False if the request offers no tools. A tool call is then reported as content, or
                 as reasoning if its channel is `analysis`.
         """
@@ -111,12 +116,14 @@ class HarmonyParser:
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
-        """End the text. Return the events of held-back text. An incomplete call stays incomplete.
+        """End the text. Return the events of text that was held back.
 
-        `cut` has no effect here, because an incomplete header is never content.
+        A tool call without its end remains incomplete. `cut` is part of the interface of
+        `ToolParser`, and has no effect here.
         """
         if self._header is None:
-            # In a call, drop the held text: it is probably the beginning of `<|call|>`.
+            # In a tool call, drop the held-back text, because it is probably the beginning of
+            # `<|call|>`.
             if self._kind != "call":
                 self._write(self._held)
         elif self._bare:
@@ -158,7 +165,10 @@ class HarmonyParser:
             self._write(text[free_chars:])
 
     def _open(self) -> str:
-        """Begin the message of the current header. Return text that is not header syntax."""
+        """Begin the text of the message whose header has just ended.
+
+        Return the part of the header that is not header syntax.
+        """
         header, self._header = self._header or "", None
         channel, recipient = _NAME_OF_CHANNEL.search(header), _RECIPIENT.search(header)
         name = recipient[1].removeprefix(_NAMESPACE) if recipient else ""
@@ -171,7 +181,10 @@ class HarmonyParser:
         return header.lstrip()
 
     def _miss_message(self) -> None:
-        """End a header without `<|message|>`. Text that is not header syntax becomes content."""
+        """Handle a header that ended without `<|message|>`.
+
+        Text that is not header syntax becomes the text of the message.
+        """
         if self._bare:
             text, self._header = self._header or "", ""
             self._open()
@@ -180,7 +193,7 @@ class HarmonyParser:
         self._write(text)
 
     def _close(self) -> None:
-        """End the message."""
+        """End the current message. Report `{}` as the arguments of a tool call without text."""
         if self._header and not self._header.isspace():
             self._miss_message()
         if self._header is None and self._kind == "call" and self._silent:

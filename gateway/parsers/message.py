@@ -31,16 +31,17 @@ class MessageForm:
 
     Attributes:
         tools: the format in which the model writes tool calls; None if the request offers no tools.
-        functions: the offered functions. Unused with `guided`.
+        functions: the offered functions. Unused if `guided` is set.
         custom: the names of custom tools, whose arguments may be plain text.
-        guided: the format of the JSON, if guided decoding makes the complete text JSON; otherwise
-            None.
+        guided: the JSON format of the response if guided decoding forces the model to write only
+            JSON; otherwise None.
         parallel: True to report all tool calls; False to report only the first call.
-        reasoning: the model's reasoning tags; None for harmony, or without reasoning.
+        reasoning: the model's reasoning tags. None if responses have no reasoning, or if they have
+            the harmony format.
         reasoning_open: True if the prompt ends within the reasoning.
-        channel: for harmony, the open header at the end of the prompt (see
-            `harmony.read_open_header`); None for other models. Harmony is parsed even if the
-            request offers no tools.
+        channel: the unfinished header at the end of the prompt in the harmony format (see
+            `harmony.read_open_header`). None if the model does not use harmony. Harmony is parsed
+            even if the request offers no tools.
     """
 
     tools: Form | None = None
@@ -53,7 +54,10 @@ class MessageForm:
     channel: str | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """Return the markup tokens that the detokenizer must output even if they are special."""
+        """Return the markup tokens of the format.
+
+        The detokenizer must output these tokens even if they are special tokens.
+        """
         if self.channel is not None:
             return MARKERS
         tags = tuple(self.reasoning or ())
@@ -89,20 +93,20 @@ class MessageReader:
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
         self._max_calls = form.max_calls
-        # The current tool call, and its arguments reported so far.
+        # The current tool call, and the pieces of its arguments that were already reported.
         self._call: CallStart | None = None
         self._arguments: list[str] = []
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True after a guided response has started more calls than `max_calls`."""
+        """True after a response with guided decoding has started more calls than `max_calls`."""
 
     @property
     def ends_with_call(self) -> bool:
-        """True if the finish reason is "tool_calls": the last tool call is complete.
+        """True if the last tool call is complete, so that the finish reason must be "tool_calls".
 
-        Valid after `finish`. False if the request's `tool_choice` named the function, as in the
-        OpenAI API.
+        Use this only after `finish`. The value is False if `tool_choice` named the function,
+        because the OpenAI API then reports the finish reason "stop".
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
@@ -114,8 +118,8 @@ class MessageReader:
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
         """End the text, and return the events of text that was held back.
 
-        `cut` is True if a limit or a stop string ended the text, False if the model ended it. Do
-        not call `read` afterwards.
+        Do not call `read` afterwards. `cut` is True if a token limit or a stop string ended the
+        text, and False if the model ended it.
         """
         events = self._parse(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:

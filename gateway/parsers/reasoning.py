@@ -15,7 +15,10 @@ from gateway.parsers.tools.events import Content, Reasoning
 
 
 class Tags(NamedTuple):
-    """The tags around the reasoning. The detokenizer must output them even if they are special."""
+    """The tags around the reasoning.
+
+    The detokenizer must output these tags even if they are special tokens.
+    """
 
     opening: str
     closing: str
@@ -39,7 +42,7 @@ THINK = Tags("<think>", "</think>")
 # The names are those of vLLM's parsers, except `kimi`, which is a name of SGLang.
 TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
     {
-        # Also Phi-4-reasoning, QwQ, DeepSeek V3.1 and many more.
+        # These tags are also those of Phi-4-reasoning, QwQ, DeepSeek V3.1 and many more models.
         "deepseek_r1": THINK,
         "glm45": THINK,
         "kimi_k2": THINK,
@@ -48,7 +51,7 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
         "qwen3": THINK,
         # Granite 3.2 uses plain words as tags.
         "granite": Tags("Here is my thought process:", "Here is my response:"),
-        # Kimi-VL-Thinking.
+        # These are the tags of Kimi-VL-Thinking.
         "kimi": Tags("\u25c1think\u25b7", "\u25c1/think\u25b7"),
         # The tags of Magistral and Ministral are special tokens.
         "mistral": Tags("[THINK]", "[/THINK]"),
@@ -58,7 +61,7 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
 
 
 def guess(chat_template: str) -> Tags | None:
-    """Return the reasoning tags in a chat template. Return None if it contains no known tags."""
+    """Return the reasoning tags that a chat template contains, or None if they are unknown."""
     return next((tags for tags in TAGS.values() if tags.closing in chat_template), None)
 
 
@@ -70,18 +73,21 @@ def is_open(prompt: str, tags: Tags) -> bool:
 class ReasoningSplitter:
     """Splitter of one choice's text into reasoning and content.
 
-    Text after an opening tag is reasoning even if the closing tag never comes. `starts_open` is
-    True if the prompt has opened the reasoning.
+    Text after an opening tag is reasoning even if the closing tag never comes. Set `starts_open` if
+    the prompt ends with the opening tag. The text then begins with reasoning.
     """
 
     def __init__(self, tags: Tags = THINK, *, starts_open: bool = False) -> None:
         self._tags = tags
         self._starts_open = starts_open
         self.state: Literal["start", "reasoning", "content"] = "start"
-        """Section that the text has reached; "start" until it is known if there is reasoning."""
+        """Part of the response to which the next text belongs.
+
+        The value is "start" while it is unknown if the response begins with reasoning.
+        """
         self._held = ""
-        # Whitespace at the beginning. This is a list because joining strings at each call would be
-        # slow if a model writes much whitespace first.
+        # Whitespace at the beginning of the response, as a list of strings. Joining these strings
+        # at each call would be slow if a model writes much whitespace.
         self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
@@ -109,7 +115,7 @@ class ReasoningSplitter:
     def _start(self, text: str) -> str:
         """Decide if the output begins with reasoning. Return the text without an opening tag.
 
-        While more text is needed for this decision, hold all text back and return "".
+        If more text is needed for this decision, return "" and hold the text back.
         """
         opening = self._tags.opening
         stripped = text.lstrip()
@@ -124,7 +130,10 @@ class ReasoningSplitter:
         return stripped.removeprefix(opening) if opened else blank + stripped
 
     def _thought(self, text: str) -> tuple[str, str]:
-        """Return the reasoning before the closing tag, and the content after the closing tag."""
+        """Return the reasoning before the closing tag, and the content after the tag.
+
+        Hold back the end of the text if it may be the beginning of the closing tag.
+        """
         closing = self._tags.closing
         thought, found, content = text.partition(closing)
         if found:

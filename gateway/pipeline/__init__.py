@@ -1,1 +1,1 @@
-"""Stages between a parsed request and its answer: preparation, scheduling and generation."""
+"""Processing of a parsed request: tokenization, checks, scheduling and generation."""

@@ -1,4 +1,4 @@
-"""Refusal of request parameters that the served model does not support.
+"""Check of a request's parameters against the capabilities of the served model.
 
 The errors use the parameter names of the client's API.
 """
@@ -16,7 +16,7 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True, slots=True)
 class _InputRequirement:
-    """A request parameter that is supported only if the model has the input `logical`.
+    """A request parameter that is supported only if the Triton model has the input `logical`.
 
     `is_requested` returns a true value if the request uses the parameter.
     """

@@ -1,7 +1,7 @@
-"""Execution of one choice of a request: from the engine request to the deltas of the answer.
+"""Execution of one choice of a request: from the engine request to the deltas of the response.
 
-`Choice._emit` does the work for every token. The function that receives the engine's bytes calls it
-directly.
+`Choice._emit` runs once for each delta of the engine, usually for each token. To save CPU time, the
+function that receives the engine's bytes calls this method directly.
 
 See decision 015 in docs/decisions.
 """
@@ -39,17 +39,18 @@ from gateway.triton.token_stream import Offload, TokenStream
 
 T = TypeVar("T")
 
-# Interval at which a stream on a draining replica searches for another replica.
+# Interval in seconds at which a stream on a draining replica searches for another replica.
 _DRAIN_RETRY_INTERVAL_S = 1.0
-# Assumed speed of an engine for one request, in tokens per second. An aborted non-streaming answer
-# does not report its tokens, so they are estimated from the time that the engine worked on it.
+# Assumed speed of an engine for one request, in tokens per second. An aborted non-streaming
+# response does not report its tokens. Their number is estimated from the time since the engine
+# received the request.
 _ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """Execution of generation number `index` of a batch.
+    """Execution of one generation of a batch: the generation with the index `index`.
 
-    The deltas of the answer go to `sink`. The last delta has the finish reason.
+    The deltas of the response go to `sink`. The last delta has the finish reason.
     """
 
     __slots__ = (
@@ -85,8 +86,8 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # Time at which the stream on a draining replica searches for another replica again, after
-        # a search found none. Without this pause, each token would cause a search.
+        # Time of the next search for a replica to which a stream on a draining replica can migrate.
+        # Without this pause after a failed search, each token would cause a search.
         self._stay_until = 0.0
         self._left_replica: Replica | None = None
         self._answers_once = False
@@ -115,8 +116,9 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # End without an error if the answer is complete. The replica then failed between
-                # the last token and the final flag, or after the choice was cut short.
+                # If all tokens of the response have arrived, end without an error. The replica then
+                # failed between the last token and the engine's final response, or after
+                # `cut_short` was called.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -129,15 +131,16 @@ class Choice:
             self._model_metrics.duration.observe(time.perf_counter() - self._started)
 
     async def _ask(self, lease: ReplicaLease) -> None:
-        """Generate the answer on the leased replica. A resumed answer continues after its tokens.
+        """Generate the response on the leased replica, or resume it after its last token.
 
-        `attempt` calls this method with each lease.
+        The function `attempt` calls this method for each replica that it tries.
         """
         batch, service = self._batch, self._service
         if self._last.finish is not None:
             return  # the choice was cut short while it migrated to this replica
         self._replica = lease.replica
-        # If the stream is back on the replica that it left, stay: all other replicas have failed.
+        # If the stream has returned to the replica that it left, do not leave the replica again.
+        # All other replicas have failed.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -164,12 +167,12 @@ class Choice:
             record_first_token(lease, batch, self._index)
             self._left_replica = None
             take(first)
-            del first  # otherwise this frame would hold the delta until the answer ends
+            del first  # otherwise this frame would hold the delta until the response ends
             try:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
-                # Count one token for each response that was not read yet. The engine has generated
-                # these tokens, because it does not wait for a slow client.
+                # Count one token for each response of the engine that the gateway has not read yet.
+                # The engine has generated these tokens, because it does not wait for a slow client.
                 batch.meter.unreported_tokens += self._continuation.tokens_not_delivered(
                     tokens.unread
                 )
@@ -178,8 +181,8 @@ class Choice:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
-    # The callbacks below are methods, to save memory: with `partial`, each open stream would hold
-    # three more objects.
+    # Use methods as callbacks, not `partial`. Each open stream would otherwise hold three `partial`
+    # objects, which take more memory.
 
     def _on_sent(self) -> None:
         self._batch.record_sent(self._index)
@@ -191,7 +194,7 @@ class Choice:
         return await self._service.logits.run(self._batch.caller.tenant, 0, work)
 
     async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
-        """Read and emit all deltas after the first delta, until the answer ends."""
+        """Process all deltas after the first delta, until the response ends."""
         while self._last.finish is None:
             if self._continuation.has_diverged:
                 raise AnswerLost("Another replica would have said something else; try again.")
@@ -204,14 +207,14 @@ class Choice:
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
-        """Convert one delta of the engine to text and give it to the sink.
+        """Convert one delta of the engine to text and pass it to the sink.
 
-        The receiver of the engine's bytes calls this method for every token. Return False if the
-        receiver must pause before the next delta.
+        The function that receives the engine's bytes calls this method for every delta. Return
+        False if that function must pause before it processes the next delta.
         """
         last = self._last
         if last.finish is not None:
-            return False  # the answer has ended at a stop string, so drop this delta
+            return False  # the response has ended at a stop string, so drop this delta
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
             # a single response does not show when the first token was generated
@@ -237,9 +240,10 @@ class Choice:
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
-        """Emit the tokens of a delta that the client has not received yet; see `_emit`.
+        """Process a delta of a response that another replica regenerates from its first token.
 
-        Used for an answer that another replica regenerates from its start.
+        Pass only the tokens to `_emit` that the client has not received yet. Return the same as
+        `_emit`.
         """
         new = self._continuation.strip_delivered(tokens)
         if new is not None:
@@ -248,13 +252,14 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens so far; see `RunningChoice`."""
+        """Number of tokens generated so far, as in the protocol `RunningChoice`."""
         return self._last.tokens
 
     def cut_short(self) -> None:
-        """End the choice now; see `RunningChoice`.
+        """End the choice now, as in the protocol `RunningChoice`.
 
-        Tokens that arrive later are dropped. The first of these tokens ends the engine's stream.
+        Later tokens of the engine are dropped. When the first of them arrives, the engine request
+        is stopped.
         """
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
@@ -262,7 +267,7 @@ class Choice:
             self._sink.accept(self._index, self._last)
 
     def _leave_if_possible(self) -> None:
-        """Raise ReplicaLeft if another replica can resume the answer."""
+        """Raise ReplicaLeft if another replica can resume the response. Otherwise, return."""
         rest = self._remaining(failed=False)
         # Migrate only to a replica with a closed circuit breaker, because this replica still works.
         if rest and self._service.replicas.has_other([self._replica], rest, works=True):
@@ -284,31 +289,37 @@ class Choice:
         return rest
 
     def _remaining(self, *, failed: bool) -> Generation | None:
-        # Return None if the engine sends text instead of token ids: such an answer cannot be
-        # resumed.
+        # Return None if the engine sends text instead of token ids, because such a response cannot
+        # be resumed.
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
         return self._continuation.remaining(failed=failed)
 
 
 async def drain_last_delta(sink: Sink, batch: Batch) -> None:
-    """Wait until the sink has sent the last delta, at most until the deadline.
+    """Wait until the sink has sent the last delta to the client, at most until the deadline.
 
-    A timeout raises no error, because the answer is already complete.
+    A timeout raises no error, because the response is already complete.
     """
     with contextlib.suppress(TimeoutError):
         await sink.drain(batch.deadline)
 
 
 def make_offload(service: Service, batch: Batch) -> Offload:
-    """Return a function that runs a callback in the thread for logits, with a queue per tenant."""
+    """Return a function that runs a callback in the thread for logits.
+
+    Callbacks wait in the queue of the tenant that sent the request.
+    """
     return partial(service.logits.run, batch.caller.tenant, 0)
 
 
 def make_on_abandon(
     service: Service, request: RequestContext, batch: Batch
 ) -> Callable[[StopReason], EarlyStop]:
-    """Return the callback that the engine client calls when it stops a generation early."""
+    """Return the callback that the engine client calls when it stops a generation early.
+
+    The callback records the stop, so that the time until the engine stops is measured.
+    """
     return partial(_begin_stopping, service, request, batch)
 
 
@@ -324,13 +335,13 @@ def _begin_stopping(
 
 
 def model_name(service: Service, generation: Generation) -> str:
-    """Return the metrics label of the model: the adapter's name, or else the base model's name."""
+    """Return the label of the model in metrics: the adapter's name, or the base model's name."""
     lora = generation.params.lora
     return lora.name if lora else service.settings.model_name
 
 
 def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
-    """Record the first token of a generation, and the fingerprint of the model that answers."""
+    """Record the time of the first token, and the fingerprint of the model in use."""
     lease.record_first_token()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
@@ -346,10 +357,10 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
 async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """Return the delta with the echoed prompt. Return None if the request has no `echo`.
+    """Return the delta with which the response begins if it repeats the prompt (`echo`).
 
-    If `max_tokens` is 0, return a delta in any case. It is then the only delta of the answer and
-    has a finish reason.
+    Return None without `echo`. If `max_tokens` is 0, return a delta in any case. This delta is then
+    the only delta of the response and has a finish reason.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -371,9 +382,9 @@ async def _load_prompt_logprobs(
 ) -> list[TokenLogprob]:
     """Return the log probabilities of the prompt's tokens, from a separate engine request.
 
-    All choices of a prompt share one such request, because the logits take half a megabyte per
-    token. The request uses the parameters of the first choice, which asks for the most
-    alternatives.
+    All choices of a prompt share the result of one engine request, because the engine returns half
+    a megabyte of logits per prompt token. The request uses the parameters of the prompt's first
+    choice. No other choice needs more alternatives per token.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

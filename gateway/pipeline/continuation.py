@@ -26,41 +26,43 @@ from gateway.scheduling.kinds import ModelVariant
 
 
 class Continuation:
-    """The tokens of one generation so far, and the request for its remaining tokens.
+    """The tokens of one generation so far, and the engine request for its remaining tokens.
 
-    An answer can be resumed only if the engine sends token ids; the ids of a received text are
-    unknown. Beam searches cannot be resumed, because they have no result before their end.
+    A response can be resumed only if the engine sends token ids, because the resumed request
+    contains these ids. Beam searches cannot be resumed, because they have no result before their
+    end.
     """
 
     def __init__(self, generation: Generation, failures: int) -> None:
-        """Allow the answer to be resumed after at most `failures` failures of replicas.
+        """Prepare for at most `failures` failures of replicas.
 
-        With 0, the answer cannot migrate from a draining replica either.
+        After more failures, the response cannot be resumed. If `failures` is 0, the response cannot
+        migrate from a draining replica either.
         """
         self._original = generation
         self._failures_left = self._failures_allowed = failures
         self._resumptions = 0
         self.regenerates = generation.params.guide is not None
-        """True if the answer is regenerated from its beginning on the other replica."""
+        """True if the other replica must regenerate the response from its beginning."""
         self.current: Generation | None = None
         """The engine request of the last resumption; None before the first resumption."""
         self.ids = array("i")
         """Token ids received so far. `Choice` appends new ids."""
         self._regenerated = 0
         self.has_diverged = False
-        """True if the regenerated answer differs from the tokens that the client has received."""
+        """True if the regenerated response differs from the tokens that the client has received."""
 
     @property
     def is_resampled(self) -> bool:
-        """True if some tokens of the answer were sampled with another seed."""
+        """True if some tokens of the response were sampled with another seed."""
         return bool(self._resumptions) and not self.regenerates and not self._original.params.greedy
 
     def resume(self, rest: Generation, *, failed: bool) -> int:
-        """Record that the answer is resumed with the engine request `rest`, from `remaining`.
+        """Record that another replica resumes the response with the engine request `rest`.
 
-        `failed` is True if the old replica failed, and False if the answer migrates from a draining
-        replica. Return the number of tokens that the new replica has to process before the first
-        new token.
+        `rest` must come from `remaining`. `failed` is True if the old replica failed, and False if
+        the response migrates from a draining replica. Return the number of tokens that the new
+        replica has to process before the first new token.
         """
         self.current = rest
         self._resumptions += 1
@@ -69,10 +71,10 @@ class Continuation:
         return len(self._original.prompt_ids) + len(self.ids)
 
     def strip_delivered(self, delta: TokenDelta) -> TokenDelta | None:
-        """Return a delta of a regenerated answer without the tokens that the client has received.
+        """Return the part of a regenerated delta that the client has not received yet.
 
-        Return None if no token is left. Set `has_diverged` and return None if the delta differs
-        from the tokens that the client has received.
+        Return None if there is no such part. If the delta differs from the tokens that the client
+        has received, set `has_diverged` and return None.
         """
         known = self.ids[self._regenerated : self._regenerated + len(delta.ids)]
         count = len(known)
@@ -85,7 +87,7 @@ class Continuation:
         return replace(delta, ids=delta.ids[count:], logprobs=logprobs)
 
     def tokens_not_delivered(self, tokens: int) -> int:
-        """Return how many of the engine's next `tokens` tokens the client has not received."""
+        """Return how many of the next `tokens` tokens from the engine are new for the client."""
         if self.current is None or not self.regenerates:
             return tokens
         return max(self._regenerated + tokens - len(self.ids), 0)
@@ -94,15 +96,16 @@ class Continuation:
         """Return an engine request for the remaining tokens. Return None if this is not possible.
 
         The request gets a new id, because the old engine may still run the request with the old id.
-        `failed` is True if the replica failed. Return None after the maximum number of failures,
-        because the request itself may be the cause.
+        `failed` is True if the old replica failed, and False if the response migrates from a
+        draining replica. After the maximum number of failures, return None, because the request
+        itself may have caused the failures.
         """
         whole = self._original
         if self._failures_left < failed or not self._failures_allowed or whole.beams:
             return None
         if self.regenerates and not failed:
-            # Stay on the draining replica, which still works: on another replica, the regenerated
-            # answer may differ from the tokens that the client has received.
+            # Stay on the draining replica, which still works. Another replica may regenerate the
+            # response with other tokens than the client has received.
             return None
         ids = array("i") if self.regenerates else self.ids
         length = len(whole.prompt_ids) + len(ids)
@@ -112,8 +115,8 @@ class Continuation:
             return None
         times = self._resumptions + 1
         min_tokens = max(whole.params.min_tokens - len(ids), 0)
-        # Do not ask for `usage`: cache hits on the new replica must not be reported as the client's
-        # cached_tokens.
+        # Do not ask for the report of cache hits (`usage`). The client's `cached_tokens` must count
+        # only the hits of its original engine request, not the hits on the new replica.
         params = replace(whole.params, min_tokens=min_tokens, usage=False)
         return replace(
             whole,

@@ -1,7 +1,7 @@
-"""Preparation of one prompt for several model variants.
+"""Tokenization of one prompt, and selection of the model variants that can process the prompt.
 
 A model variant is a group of replicas with equal capabilities. Variants may have different length
-limits. Some take token ids, and others take text.
+limits. Some variants take token ids, and others take text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FittedPrompt:
     Attributes:
         ids: the token ids (int32).
         max_tokens: the maximum number of tokens to generate for each choice.
-        echo: the text of the prompt if the answer must begin with the prompt; otherwise None.
+        echo: the text of the prompt if the response must begin with the prompt; otherwise None.
         forms: for each variant that can take the prompt, the text to send; None to send `ids`.
     """
 
@@ -61,12 +61,13 @@ class _VariantFit:
 async def fit(
     service: Service, kinds: Sequence[ModelVariant], prompt: Prompt, options: Options, *, chat: bool
 ) -> FittedPrompt:
-    """Tokenize the prompt, and select the variants in `kinds` that can take it.
+    """Tokenize the prompt, and select the variants in `kinds` that can process it.
 
     All selected variants must get the same token ids from the prompt. If the ids differ, the ids of
-    a variant that takes token ids are preferred, because such a variant gets the exact prompt. If
-    the client sets `max_tokens`, variants with less space for the answer are dropped. If no ready
-    variant has so much space, the space of the best ready variant is required instead.
+    a variant that takes token ids are used, because such a variant gets the exact prompt.
+
+    If the client sets `max_tokens`, variants that cannot generate so many tokens are dropped. If no
+    ready variant can, the limit is reduced to what the best ready variant can generate.
 
     Raise the error of the first variant if all variants refuse the prompt.
     """
@@ -114,7 +115,7 @@ def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
 
 @lru_cache(maxsize=64)
 def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
-    """Return `FittedPrompt.forms` for variants of which none takes text.
+    """Return `FittedPrompt.forms` for variants that all take token ids.
 
     Requests with the same variants share one mapping, which saves 200 bytes per open stream.
     """
@@ -204,9 +205,10 @@ async def _as_text(
 ) -> tuple[str, array[int]]:
     """Return the text to send for a prompt, and the token ids that the model makes of this text.
 
-    Raise UnsupportedParameter if the prompt consists of ids and no text is known for them. Also
-    raise UnsupportedParameter for a GuardedText, which is a chat in which the client has written
-    control tokens as text: the model would take them for real control tokens.
+    Raises:
+        UnsupportedParameter: the prompt consists of token ids, and no text is tokenized to these
+            ids. Or the prompt is a GuardedText: a chat in which the client has written control
+            tokens as text. The model would take this text for real control tokens.
     """
     if isinstance(prompt, array):
         tenant = options.caller.tenant
@@ -251,7 +253,10 @@ async def _prompt_ids(
 
 
 def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return how many prompt tokens leave space for `max_tokens` tokens of answer; at least 1."""
+    """Return the maximum number of prompt tokens so that `max_tokens` more tokens can be generated.
+
+    The result is at least 1.
+    """
     available = capabilities.max_seq_len - (options.max_tokens or 1)
     return max(1, min(longest_prompt(capabilities), available))
 
@@ -261,7 +266,7 @@ def _truncate(ids: Ids, most: int, options: Options) -> Ids:
 
 
 def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
-    """Return the ids as an int32 array. Takes 40 ns per id.
+    """Return the token ids as an int32 array. This takes 40 ns per id.
 
     Raise InvalidRequest for ids outside the vocabulary.
     """
@@ -272,7 +277,7 @@ def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
 
 
 def longest_prompt(capabilities: ModelCapabilities) -> int:
-    """Return the maximum prompt length in tokens. It leaves one token for the answer."""
+    """Return the maximum prompt length in tokens. At least one token can then be generated."""
     limit = capabilities.max_seq_len - 1
     if capabilities.max_input_len is not None:
         limit = min(limit, capabilities.max_input_len)
@@ -280,7 +285,7 @@ def longest_prompt(capabilities: ModelCapabilities) -> int:
 
 
 def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
-    """Raise ContextLengthExceeded if the text has too many characters to fit into the limit.
+    """Raise ContextLengthExceeded if the text has so many characters that it must be too long.
 
     This check is cheap because it does not tokenize the text.
     """
@@ -295,11 +300,12 @@ def _check_length(capabilities: ModelCapabilities, ids: Sequence[int], *, chat: 
 
 
 def prompt_logprobs(options: Options, choice: int) -> int | None:
-    """Return how many alternatives to request for each prompt token, for one choice of the prompt.
+    """Return how many alternatives the engine must report for each prompt token.
 
-    Return None if the choice needs no log probabilities of the prompt. With `echo` and `logprobs`,
-    every choice needs them. With `prompt_logprobs`, only the first choice needs them, because they
-    are reported once.
+    `choice` is the index of the choice among the choices of the prompt. Return None if the choice
+    needs no log probabilities of the prompt. With `echo` and `logprobs`, every choice needs them.
+    With `prompt_logprobs`, only the first choice needs them, because the response reports them
+    once.
     """
     found = []
     if options.echo and options.params.logprobs is not None:
@@ -312,7 +318,7 @@ def prompt_logprobs(options: Options, choice: int) -> int | None:
 def _check_logits(
     service: Service, capabilities: ModelCapabilities, ids: Sequence[int], options: Options
 ) -> None:
-    """Raise InvalidRequest if the prompt's log probabilities need more logits than allowed."""
+    """Raise InvalidRequest if the logits for the prompt's log probabilities are too large."""
     if prompt_logprobs(options, 0) is None:
         return
     param = "echo" if options.prompt_logprobs is None else "prompt_logprobs"
@@ -328,7 +334,7 @@ def _check_logits(
 
 def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        # Do not change these words: some client libraries recognise the error by them.
+        # Do not change these words, because some client libraries recognize the error by them.
         f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
         f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
         f"{found}.",

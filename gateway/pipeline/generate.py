@@ -45,18 +45,19 @@ async def generate(
     *,
     on_slot: Callable[[], None] = lambda: None,
 ) -> None:
-    """Generate all choices of a batch, and give their deltas to `sink`.
+    """Generate all choices of a batch, and pass their deltas to `sink`.
 
-    Each choice starts when it gets a slot; the choices get their slots in order. `on_slot` is
-    called for each choice after it got its slot and before its engine request is sent. The first
-    error ends all choices. An error or a cancellation also stops the engine's work.
+    Each choice starts when the admission queue gives it a slot; the choices get their slots in
+    order. `on_slot` is called for each choice after it got its slot and before its engine request
+    is sent. The first error ends all choices. An error or a cancellation also stops the requests in
+    the engine.
 
     Raises:
         Overloaded: the request did not get a slot in time.
         AdapterNotReady: no replica got the adapter in time.
         RequestTimeout: the deadline has passed.
         ClientDeadline: a deadline that the client set has passed, or the client did not read the
-            answer in time.
+            response in time.
         EndedByAdmin: an administrator ended the request.
         InvalidRequest: the request has more beams than can run at once.
     """
@@ -110,7 +111,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
 
 
 def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
-    """Return True if the client's own deadline is earlier than the gateway's limits of the wait."""
+    """Return True if the client's own deadline is earlier than the gateway's queueing limits."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
@@ -125,7 +126,10 @@ async def _generate_several(
     sink: Sink,
     on_slot: Callable[[], None],
 ) -> None:
-    """Start a task for each choice as soon as the choice has a slot; wait for all tasks."""
+    """Generate several choices, each in its own task. Wait until all tasks have ended.
+
+    The task of a choice starts as soon as the choice has a slot.
+    """
     late: TimeoutError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -133,14 +137,14 @@ async def _generate_several(
                 try:
                     permit = await _permit(service, batch, index).__aenter__()
                 except TimeoutError as error:
-                    # Raise this error only after the running choices have ended. Their deadline is
-                    # the same, and each of them must report the timeout to its engine.
+                    # Raise this error only after the running choices have ended. They have the same
+                    # deadline, and each of them must first stop its request in the engine.
                     late = error
                     break
                 on_slot()
                 work = _generate_one(service, request, batch, index, sink)
-                # Release the permit in a callback. A `finally` inside the task would not be
-                # executed if the task is cancelled before its first step.
+                # Release the permit in a callback of the task. If the task is cancelled before its
+                # first step, a `finally` inside the task is never executed.
                 tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
                 # Let other tasks run before the next choice starts.
                 await asyncio.sleep(0)
@@ -206,8 +210,8 @@ async def _search(
     of_model = metrics.for_model(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Count as many tokens for each beam as the search had steps, even if the beam ended earlier:
-    # the engine computes all beams in every step.
+    # Count the number of decoding steps as the number of tokens of each beam, even if the beam
+    # ended earlier. The engine computes all beams in every step.
     steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))

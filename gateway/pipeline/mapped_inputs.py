@@ -1,7 +1,7 @@
-"""Execution of requests to embedding and ranking models: inputs become rows of numbers.
+"""Execution of requests to embedding and ranking models: inputs become arrays of numbers.
 
 Inputs are tokenized and counted, then split into batches of the size that the model accepts. numpy
-is imported when the first rows arrive, so a gateway without such models does not load numpy.
+is imported when the first result arrives, so a gateway without such models does not load numpy.
 
 See decision 005 in docs/decisions.
 """
@@ -32,14 +32,15 @@ from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
 FittedModel = ResolvedMapping
-"""A mapping that has been checked against the model's configuration in Triton."""
+"""The names of a Triton model and its tensors, checked against the model's configuration."""
 
 _MAX_PENDING_BATCHES = 4
-"""Maximum number of batches of one request that run or wait at the same time."""
+"""Maximum number of batches of one request that run or wait for a slot at the same time."""
 _MAX_BATCH_BYTES = 1 << 20
-# Texts are tokenized in steps of about this many characters. Short steps may run on the event loop.
+# Texts are tokenized in groups of about this many characters. Short groups are tokenized on the
+# event loop, and longer groups in a thread.
 _ENCODE_STEP_CHARS = 32 * 1024
-# Fixed cost of tokenizing a text, as the number of characters that take as long.
+# Fixed CPU cost of tokenizing a text, expressed as a number of characters that cost the same.
 _CHARS_PER_TEXT = 16
 
 
@@ -177,10 +178,10 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
 
 
 async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
-    """Return the model's mapping, completed with the model's configuration from Triton.
+    """Return the model's mapping, checked against the model's configuration in Triton.
 
     Raises:
-        EngineUnavailable: the model is not served.
+        EngineUnavailable: no Triton server serves the model.
         EngineError: the mapping does not fit the model.
         RequestTimeout: the deadline has passed.
     """
@@ -210,10 +211,11 @@ async def ask(
     tenant: str,
     priority: int,
 ) -> list[Rows]:
-    """Run the model on all inputs. Return its rows as a list of arrays, in the order of the inputs.
+    """Run the model on all inputs. Return arrays of output rows, in the order of the inputs.
 
-    The first error ends all batches. Raise Overloaded if a batch does not get a slot in time,
-    RequestTimeout at the deadline, and the errors of `MappedPool.call`.
+    Each array has the output rows of adjacent inputs. The first error ends all batches.
+    Raise Overloaded if a batch does not get a slot in time, RequestTimeout at the deadline, and the
+    errors of `MappedPool.call`.
     """
     metrics, began = service.metrics.for_mapped_model(model.name), time.perf_counter()
     admission = service.mapped_pool.admission(model.mapping.model)
@@ -241,8 +243,8 @@ async def ask(
                 permit = await admission.permit(
                     tenant, priority, wait_s=deadline.remaining_s, is_resumed=index > 0
                 ).__aenter__()
-                # Release the permit in a callback. A `finally` inside the task would not be
-                # executed if the task is cancelled before its first step.
+                # Release the permit in a callback of the task. If the task is cancelled before its
+                # first step, a `finally` inside the task is never executed.
                 task = tasks.create_task(call(index, start, end))
                 task.add_done_callback(partial(release, permit))
     except TimeoutError:
@@ -270,7 +272,7 @@ def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple
 
 
 def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
-    """Return the vectors, each truncated to its first `dimensions` numbers.
+    """Return the embedding vectors, each truncated to its first `dimensions` numbers.
 
     Scale the vectors to length 1 if `normalize` is True or if they were truncated. Raise
     InvalidRequest if the vectors have fewer than `dimensions` numbers.
@@ -293,9 +295,10 @@ def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Row
 
 
 def to_scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
-    """Return one score for each row. If `sigmoid` is True, apply the sigmoid function to it.
+    """Return one score for each output row of a ranking model.
 
-    Raise BadModelOutput if the rows do not have exactly one number.
+    If `sigmoid` is True, apply the sigmoid function to each score. Raise BadModelOutput if the rows
+    do not have exactly one number.
     """
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)

@@ -31,11 +31,11 @@ async def prepare(
 
     Raises:
         UnsupportedParameter: the served model does not support a parameter.
-        ContextLengthExceeded: a prompt leaves no token for the answer.
+        ContextLengthExceeded: a prompt is so long that no token can be generated.
         InvalidRequest: too many choices, a token id outside the vocabulary, or an invalid guide
             (JSON schema, regular expression or grammar).
         Overloaded: too much text waits to be tokenized.
-        EngineUnavailable: no replica that can take the request is ready.
+        EngineUnavailable: no replica that can run the request is ready.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
@@ -76,10 +76,9 @@ async def _select_variants(
 ) -> tuple[list[ModelVariant], Options]:
     """Return the model variants that support the request, and the options to use with them.
 
-    The returned options have the guide (JSON schema, regular expression or grammar) rewritten for
-    the guided decoding backend of these variants.
-
-    Raise the error of the first variant if no variant supports the request.
+    If the request has a guide (JSON schema, regular expression or grammar), the returned options
+    have the guide in the form for these variants' guided decoding backend. Raise the error of the
+    first variant if no variant supports the request.
     """
     refusals = VariantRefusals()
     able: list[ModelVariant] = []
@@ -99,8 +98,8 @@ async def _select_variants(
             except InvalidRequest as error:
                 refusals.note(error)
             else:
-                # Return only variants with this guided decoding backend: another backend may need
-                # the guide to be rewritten differently.
+                # Return only variants with this guided decoding backend. Another backend may need
+                # another form of the guide.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:

@@ -10,9 +10,9 @@ from gateway.errors import InvalidRequest
 class VariantRefusals:
     """Store for the first error with which a model variant refuses a request.
 
-    The error is stored without its traceback, because the frames of a traceback would keep prompts
-    of megabytes in memory. A frame that refers to the error would also form a reference cycle,
-    which only the garbage collector frees.
+    The error is stored without its traceback. A traceback refers to stack frames, and these refer
+    to prompts of megabytes, which would remain in memory. If a frame also refers to the error, this
+    is a reference cycle, which only the garbage collector frees.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class VariantRefusals:
         self._first = self._first or error.with_traceback(None)
 
     def raise_first(self) -> NoReturn:
-        """Raise the first error; there must be one."""
+        """Raise the first error. Call this only after at least one call of `note`."""
         first, self._first = self._first, None
         assert first is not None
         try:

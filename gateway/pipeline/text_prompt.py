@@ -1,11 +1,12 @@
 """Prompts for models that take text: find a text that the model tokenizes to the intended ids.
 
-Triton's preprocessing model may add special tokens (such as BOS) before a text; this depends on its
-configuration. A rendered chat contains these tokens already, so they must not be added again. The
-prompt of a completion needs them. The gateway therefore sends the text with or without special
-tokens at its beginning, so that the model gets the intended ids. Both may fail if a chat template
-lacks the special tokens that preprocessing adds. The gateway then sends the unchanged text, and
-counts the ids that preprocessing makes of it.
+Triton's preprocessing model adds special tokens (such as BOS) before a text if it is configured to
+do so. A rendered chat contains these tokens already, so they must not be added again. The prompt of
+a completion needs them. The gateway therefore sends the text either with or without special tokens
+at its beginning, so that the model gets the intended ids.
+
+If preprocessing adds special tokens that the chat template does not write, both texts give other
+ids. The gateway then sends the unchanged text, and counts the ids that preprocessing makes of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
-# CPU time to find the word of a token, as the number of characters whose tokenizing takes as long.
+# Cost of `_find_word` for one token, expressed as a number of characters whose tokenization takes
+# the same CPU time.
 _CHARS_PER_WORD = 20
 
 
@@ -83,19 +85,19 @@ async def text_prompt(
     Args:
         prompts: the tokenizer.
         text: the text to send.
-        prompt_ids: the ids that the model makes of `text`.
+        prompt_ids: the token ids to which the model's preprocessing converts `text`.
         model: the model that takes text.
         options: the options of the request.
-        restates: True if the model may repeat the prompt at the beginning of its answer.
+        restates: True if the model may repeat the prompt at the beginning of its response.
 
     Raises:
-        UnsupportedParameter: a token in `logit_bias` corresponds to no word, or the answer would
-            lack the special tokens that mark tool calls or reasoning.
+        UnsupportedParameter: a token in `logit_bias` corresponds to no word. Or the model leaves
+            the special tokens that mark tool calls or reasoning out of its response.
         Overloaded: too much text waits to be tokenized.
     """
     _check_markers(prompts, model, options)
-    # Send further end-of-sequence tokens as stop words, even with `min_tokens`. Their text is not
-    # in the answer, so the gateway itself could not end the answer there.
+    # Send further end-of-sequence tokens to the engine as stop words, even with `min_tokens`. The
+    # text of these tokens is not in the response, so the gateway could not end the response there.
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
@@ -116,8 +118,8 @@ async def text_prompt(
         bad=with_and_without_space(options.bad_words),
         bias=bias,
         restated=restated,
-        # If there are stop strings, stream the answer, so that the gateway can stop it. The engine
-        # may not notice a stop string, because the same text can be made of other token ids.
+        # If there are stop strings, stream the response, so that the gateway can stop the engine.
+        # The engine may miss a stop string, because the same text can consist of other token ids.
         single_response=model.prefers_single_response
         and not options.stream
         and not options.params.stop,
@@ -126,7 +128,8 @@ async def text_prompt(
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
     form = options.params.message
-    # A guided answer with tool calls is JSON without markers, so nothing needs to be checked.
+    # A guided response with tool calls is JSON without special tokens, so there is nothing to
+    # check.
     if form is None or form.guided or not model.skips_special_tokens:
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
@@ -155,8 +158,8 @@ def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], 
     """Return a (word, bias) pair for each token in `logit_bias`.
 
     The word is the text that is tokenized to exactly this token. Preprocessing adds special tokens
-    when it encodes the words, so the words are checked in the same way. Raise UnsupportedParameter
-    if no such word exists.
+    when it encodes a word, so a word is found only if the tokenizer adds no special tokens to it.
+    Raise UnsupportedParameter if no such word exists.
     """
     words = []
     for token_id, bias in options.params.logit_bias:
@@ -172,9 +175,9 @@ def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], 
 
 
 def _find_word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
-    """Return the text of a token if the tokenizer encodes this text to exactly this token.
+    """Return the text of a token, or None if this text is encoded to other tokens.
 
-    Otherwise return None. `special` is True to encode the text with special tokens.
+    `special` is True to encode the text with the special tokens that the tokenizer adds.
     """
     word: str = prompts.tokenizer.decode([token_id], skip_special_tokens=False)
     found = prompts.tokenizer.encode(word, add_special_tokens=special).ids

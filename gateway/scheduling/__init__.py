@@ -1,1 +1,1 @@
-"""Queues for engines, and the choice of the Triton replica that runs each request."""
+"""Scheduling of requests: queues before the engines, and the choice of a Triton replica."""

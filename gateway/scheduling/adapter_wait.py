@@ -1,6 +1,6 @@
-"""Wait of a request until its LoRA adapter is on the disk of a replica.
+"""Waiting point for requests whose LoRA adapter is still being copied to the replicas.
 
-These requests wait outside the admission queue and hold no slot.
+Requests wait here before they enter the queue for engine slots, so they hold no slot.
 
 See decision 030 in docs/decisions.
 """
@@ -15,8 +15,8 @@ from gateway.generation.batch import Batch
 from gateway.generation.lora import Lora
 from gateway.scheduling.replicas import Replicas
 
-# Maximum number of waiting requests of one tenant. Each waiting request holds a client connection,
-# and all tenants share the maximum number of connections.
+# Maximum number of waiting requests of one tenant. Each waiting request keeps its client connection
+# open. Without this limit, one tenant could use up all connections of the gateway.
 _MAX_WAITING_PER_TENANT = 32
 _RETRY_AFTER_S = 2.0
 
@@ -33,10 +33,10 @@ class AdapterWait:
         self._waiting: Counter[str] = Counter()
 
     async def wait_until_available(self, batch: Batch) -> None:
-        """Wait until each generation of the batch can run on some replica.
+        """Wait until every generation of the batch has a replica that can run it.
 
-        Return at once if no suitable replica is ready: the caller then gets the error when it sends
-        the request.
+        Return at once if no ready replica has a model variant that fits the batch. The caller then
+        gets the error when it sends the request.
 
         Raises:
             AdapterNotReady: the adapter is on no replica's disk after `wait_s` seconds, or too many
@@ -77,7 +77,8 @@ class AdapterWait:
             self._waiting += Counter()  # drop tenants with a count of 0
 
     def _can_take(self, batch: Batch) -> bool:
-        # Check only the first choice of each prompt: all choices need the same adapter.
+        # Check only the first choice of each prompt, because all choices of a prompt need the same
+        # adapter.
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]
@@ -100,7 +101,7 @@ class AdapterWait:
 
 
 def build_not_ready_error(lora: Lora) -> AdapterNotReady:
-    """Return the error for an adapter that is still being copied. It asks for a retry in 2 s."""
+    """Return the error for an adapter that is not on a replica yet. Its retry time is 2 s."""
     return AdapterNotReady(
         f"The model `{lora.name}` is on its way to the inference server; try again shortly.",
         _RETRY_AFTER_S,

@@ -52,9 +52,9 @@ async def attempt(
     ask: Callable[[ReplicaLease], Awaitable[T]],
     resume: Callable[[Replica, Exception], Awaitable[Generation | None]] = _never_resume,
 ) -> T:
-    """Call `ask` with a lease on a replica, and again with another replica after a failure.
+    """Run one generation with `ask`, and try other replicas if a replica fails.
 
-    Return the result of `ask`. After the third failed attempt without a token, raise the error
+    Return the result of `ask`. After three failed attempts without a token, raise the last error
     instead of trying further replicas: the request itself may be the cause of the failures.
 
     Args:
@@ -62,9 +62,10 @@ async def attempt(
         request: the request's context; this function sets `request.replica` to the endpoint in use.
         batch: the batch that the generation belongs to.
         index: position of the generation in the batch.
-        ask: runs the generation; calls ``lease.record_first_token()`` at its first token.
-        resume: called when a replica fails after the first token; returns the generation to
-            continue with, or None to give up.
+        ask: runs the generation on the leased replica; calls ``lease.record_first_token()`` when
+            the first token arrives.
+        resume: called when a replica fails or is drained after the first token; returns a
+            generation for the missing tokens, or None to give up.
 
     Raises:
         TimeoutError: the batch's deadline has passed.
@@ -72,7 +73,8 @@ async def attempt(
     """
     tried: list[Replica] = []
     failed = 0
-    # True while an answer migrates from a working replica: until the next replica sends a token.
+    # True while an answer migrates from a working replica to another replica that has not sent a
+    # token yet.
     moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
@@ -92,8 +94,8 @@ async def attempt(
                 rest = await resume(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
-                # Set the arrival time to infinity, which is after the start of every drain: drained
-                # replicas then do not accept the rest of the answer.
+                # Set the arrival time of the rest of the answer to infinity. Drained replicas
+                # accept only requests that arrived before their drain, so they are excluded.
                 generation, tried, came = rest, [lease.replica], math.inf
                 moves = isinstance(error, ReplicaLeft)
             elif moves:
@@ -101,16 +103,17 @@ async def attempt(
                 # drained replicas included: failing the answer would be worse.
                 moves, tried, came = False, [lease.replica], batch.arrived_at
             elif begun and isinstance(error, Overloaded):
-                # Retry after a pause. Many answers migrated to this replica at once, so it is full
-                # for a moment. An answer that has started may wait until its deadline.
+                # Try again after a pause. The replica is probably full only briefly, because many
+                # answers migrated to it at the same time. An answer that has started may wait until
+                # its deadline.
                 await asyncio.sleep(_OVERLOAD_RETRY_S)
             elif isinstance(error, (EngineUnavailable, Overloaded, AdapterDoesNotFit)) or (
                 begun and isinstance(error, EngineBroken)
             ):
                 tried.append(lease.replica)
                 failed += 1
-                # After a failure, wait until another replica is available. If the replica is only
-                # full, do not wait: raise the error at once if no other replica is available.
+                # Wait until another replica is available, but only if this replica has failed. If
+                # it is just full, raise the error at once unless another replica is available now.
                 full = isinstance(error, (Overloaded, AdapterDoesNotFit))
                 wait_until = 0.0 if full else batch.deadline
                 if failed == _MAX_FAILED_ATTEMPTS or not await replicas.wait_for_other(
@@ -125,10 +128,10 @@ async def attempt(
 def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) -> None:
     """Raise another error instead of `error`, if `error` would mislead the client.
 
-    An InvalidRequest after the answer has started becomes AnswerLost: the client already has tokens
-    of this request, so the request was valid. An EngineStepFailed of a request with guided decoding
-    becomes an EngineError that names guided decoding as the likely cause. All other errors are
-    ignored: the function returns, and the caller raises `error`.
+    If the answer has started, raise AnswerLost for an InvalidRequest: the client already has tokens
+    of this request, so the request is valid. For an EngineStepFailed of a request with guided
+    decoding, raise an EngineError that names guided decoding as the likely cause. In all other
+    cases, return; the caller then raises `error` itself.
     """
     if begun:
         if isinstance(error, InvalidRequest):
@@ -153,9 +156,9 @@ def _mark_folder_in_use(lora: Lora | None, replica: Replica) -> AbstractContextM
 
 
 def _hash_prefixes(batch: Batch, generation: Generation) -> PromptPrefixes:
-    """Return hashes of the prompt's prefixes, to find replicas that have cached these prefixes.
+    """Return hashes of the prompt's prefixes. They serve to find replicas with a cached prefix.
 
-    If the tenant has an isolated cache, the result has the tenant's name. It then matches only
-    other prompts of this tenant.
+    For a tenant with an isolated cache, the result contains the tenant's name. The prefixes are
+    then compared only with earlier prompts of this tenant.
     """
     return hash_prefixes(generation, batch.caller.tenant if batch.caller.isolated_cache else "")

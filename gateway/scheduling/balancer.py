@@ -1,10 +1,11 @@
-"""Choice of a replica: the cheapest replica for a request that is not overloaded.
+"""Load balancing: choice of the replica that can run a request at the lowest cost.
 
-Each key (a LoRA adapter or the beginning of a prompt) has its own order of replicas, by rendezvous
-hashing. The order is the same in all gateways. Replicas that join or leave do not change the order
-of the other replicas. A key's home is the first replica in its order that is not overloaded. The
-requests of a key therefore use as few replicas as their load needs. (Rendezvous hashing: Thaler and
-Ravishankar 1998; bounded loads: Mirrokni, Thorup and Zadimoghaddam 2016.)
+Overloaded replicas are excluded. A key identifies a LoRA adapter, or the beginning of a prompt.
+Rendezvous hashing gives each key its own order of replicas. This order is the same in all gateways.
+A replica that joins or leaves does not change the order of the other replicas. A key's home is the
+first replica in its order that is not overloaded. The requests of a key therefore use as few
+replicas as their load needs. (Rendezvous hashing: Thaler and Ravishankar 1998; bounded loads:
+Mirrokni, Thorup and Zadimoghaddam 2016.)
 
 If weights differ, each replica gets keys and load in proportion to its weight (weighted rendezvous:
 Schindelhauer and Schomaker 2005). A request without a key then gets a random key. Choosing the
@@ -24,12 +25,13 @@ from hashlib import blake2b
 from math import ceil, log
 from typing import Protocol, TypeVar
 
-# A replica is overloaded if its load exceeds this multiple of the average load. With 1.25, a hot
-# key spreads to other replicas early. A lower ratio would move keys needlessly. Each move costs an
-# adapter upload, or the computation of a prompt that the old replica has cached.
+# A replica is overloaded if its number of requests in flight exceeds this multiple of the average.
+# With 1.25, a key with many requests uses further replicas early. A lower ratio would give keys a
+# new home needlessly. Each new home costs an adapter upload, or the computation of a prompt that
+# the old home has cached.
 _MAX_LOAD_RATIO = 1.25
-# A replica with fewer requests in flight is never overloaded: with 1 and 0 requests on two
-# replicas, the average says nothing.
+# A replica with fewer requests in flight is never overloaded. If two replicas have 1 and 0
+# requests, the first exceeds the average of 0.5 but has little load.
 _MIN_BOUND_REQUESTS = 4
 # The home replica is chosen if its cost exceeds the lowest cost by at most this many tokens. Other
 # gateways prefer the same home, so its cache may already hold the key's adapter or prompt.
@@ -53,15 +55,15 @@ R = TypeVar("R", bound=HasLoad)
 
 
 def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | None = None) -> R:
-    """Return the replica that a request should go to.
+    """Return the replica that should run a request.
 
     Args:
         replicas: at least one replica; the weights are all 0 or all positive.
         key: identifies the adapter, or the beginning of the prompt. None if the request has no
             adapter and a short prompt.
-        costs: estimated cost at each replica, in prompt tokens. Without costs, only the key
-            decides. Without costs and key, the replica with the fewest requests in flight is
-            returned.
+        costs: estimated cost at each replica, in prompt tokens. If None, the key's home is
+            returned. If `key` is None, too, and all weights are equal, the replica with the fewest
+            requests in flight is returned.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -74,7 +76,8 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
         key = secrets.token_bytes(8) if key is None else key
     else:
         bounds = [max(ceil(bound), _MIN_BOUND_REQUESTS)] * len(loads)
-    # `able` is never empty, because the least loaded replica is always below its bound.
+    # `able` is never empty, because the replica with the least load for its weight is always below
+    # its limit in `bounds`.
     able = [n for n, load in enumerate(loads) if load < bounds[n]]
     if key is None:
         measure = loads if costs is None else costs
@@ -97,9 +100,9 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
 @lru_cache(maxsize=4096)
 def _salt(endpoint: str) -> int:
-    """Return an odd 64-bit number for an endpoint. The caller multiplies a key's hash by it.
+    """Return an odd 64-bit number for an endpoint, with which the caller multiplies a key's hash.
 
-    The product modulo 2**64 ranks the replicas for the key. A hash of key and endpoint together
-    would rank them as well, but takes ten times as long.
+    The replica with the largest product modulo 2**64 is the first in the key's order. A hash of key
+    and endpoint together would also give an order, but takes ten times as long.
     """
     return int.from_bytes(blake2b(endpoint.encode(), digest_size=8).digest(), "big") | 1

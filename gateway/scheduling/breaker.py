@@ -30,7 +30,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True after repeated failures, until a probe succeeds."""
+        """True from the third failure in a row until a request succeeds."""
         return self._open_until is not None
 
     @property
@@ -79,6 +79,6 @@ class Breaker:
         self._probing = False
 
     def record_unknown(self, *, probe: bool) -> None:
-        """Record that a request ended without showing whether the replica works."""
+        """Record that a request ended, but neither proved nor disproved that the replica works."""
         if probe:
             self._probing = False

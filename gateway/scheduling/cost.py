@@ -15,15 +15,16 @@ from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.replica import Replica
 from gateway.triton.prefix_cache import PromptPrefixes
 
-# Weight of the tokens of prompts that wait at the replica; the engine computes them before the new
-# request. The weight is below 1, so the request often goes to a replica that has cached its prompt,
-# even if it must wait there.
+# Cost of one prompt token of requests that wait at the replica, because the engine computes these
+# prompts first. The cost is below 1 token. A request therefore often goes to the replica that has
+# cached its prompt, even if the request must wait there.
 _WAITING_TOKEN_WEIGHT = 0.5
-# Cost of each running request, because it makes each engine step a little longer.
+# Cost of each running request in prompt tokens. Each running request makes every engine step
+# longer.
 _TOKENS_PER_RUNNING_REQUEST = 8
-# Cost of loading an adapter: a constant, because another adapter is evicted from the engine's
-# cache, plus one token for each 32 KiB. An upload of 132 MB takes 0.2 to 0.5 s (bench/costs.md); an
-# engine computes up to 4,000 prompt tokens in this time.
+# Cost of loading an adapter in prompt tokens: a fixed part, because the engine evicts another
+# adapter, plus one token for each 32 KiB of weights. An upload of 132 MB takes 0.2 to 0.5 s
+# (bench/costs.md). An engine computes up to 4,000 prompt tokens in this time.
 _LOAD_TOKENS = 512
 _BYTES_PER_TOKEN = 32 * 1024
 # Minimum prompt length in tokens for which requests with equal beginnings go to the same replica.
@@ -32,10 +33,10 @@ _MIN_SHARED_TOKENS = 64
 
 
 def affinity_key(generation: Generation, prefixes: PromptPrefixes | None) -> bytes | None:
-    """Return the key for `choose`. Requests with the same key should run on the same replica.
+    """Return a key for `balancer.choose`. Requests with equal keys should run on the same replica.
 
-    The key identifies the adapter or, without an adapter, the beginning of the prompt. Return None
-    for a short prompt without an adapter, and if `prefixes` is None.
+    The key identifies the LoRA adapter or, without an adapter, the beginning of the prompt. Return
+    None for a short prompt without an adapter, and if `prefixes` is None.
     """
     if prefixes is None:
         return None
@@ -51,8 +52,8 @@ def estimate_costs(
 ) -> list[float]:
     """Return the cost of the generation at each replica, in prompt tokens.
 
-    The requests that run and wait at a replica add to its cost in inverse proportion to the
-    replica's weight.
+    Requests that already run or wait at a replica increase the replica's cost. This increase is
+    inversely proportional to the replica's weight.
     """
     lora = generation.params.lora
     costs = []

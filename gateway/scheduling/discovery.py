@@ -1,9 +1,9 @@
-"""Configured endpoints of replicas, and their resolution by DNS.
+"""Endpoints of replicas as operators configure them, and DNS lookups of their host names.
 
-``dns:///host:port`` means all current addresses of a host name. With TLS, write
-``grpcs+dns:///host:port``; the certificate at each address must then be valid for ``host``. The
-syntax follows gRPC (https://github.com/grpc/grpc/blob/master/doc/naming.md). The name of a headless
-Kubernetes Service has one address for each pod.
+``dns:///host:port`` stands for all addresses that a DNS lookup of the host name returns. With TLS,
+write ``grpcs+dns:///host:port``; the certificate at each address must then be valid for ``host``.
+The syntax follows gRPC (https://github.com/grpc/grpc/blob/master/doc/naming.md). The name of a
+headless Kubernetes Service has one address for each pod.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_WEIGHT = 100.0
 class Target(NamedTuple):
     """A configured endpoint with its weight and drain flag.
 
-    If the endpoint is a DNS name, they apply to each of its addresses.
+    If the endpoint is a DNS name, the weight and the flag apply to each of its addresses.
     """
 
     endpoint: str
@@ -52,12 +52,12 @@ def check_endpoint(endpoint: str) -> str:
 
 
 async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
-    """Resolve the names in `targets`. Return the targets by endpoint, and a flag.
+    """Look up the DNS names in `targets`. Return the targets by endpoint, and a failure flag.
 
-    The flag is True if the lookup of some name failed. Such names are left out of the result, and
+    The flag is True if a DNS lookup failed. The result then lacks the addresses of this name, and
     the caller should keep the replicas that it already knows. A name that does not exist in DNS has
-    no endpoints, and does not set the flag. If an endpoint occurs repeatedly, its first target is
-    returned.
+    no addresses, and does not set the flag. If several targets have the same address, the first
+    target is returned.
     """
     found: dict[str, Target] = {}
     away = False

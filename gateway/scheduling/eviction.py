@@ -1,4 +1,4 @@
-"""Limits of a queue that tenants share, and the choice of the entry to evict if it is full."""
+"""Length limits of a queue that tenants share, and removal of requests from a full queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.scheduling.queues import TenantQueue
 
 
 class Eviction:
-    """Limits of the number of queued entries: in total, and for each tenant."""
+    """Limits for the number of queued requests: of all tenants together, and of each tenant."""
 
     def __init__(self, pool: FairPool, limit: int, limit_of_tenant: int) -> None:
         self._pool = pool
@@ -18,12 +18,12 @@ class Eviction:
         self._limit_of_tenant = limit_of_tenant
 
     def make_space(self, queue: TenantQueue) -> None:
-        """Make space for one more entry in `queue`, or raise Overloaded.
+        """Make space for one more request in `queue`. Raise Overloaded if there is no space.
 
-        If the limit of all tenants is reached, remove the last entry of the tenant with the most
-        entries. The removed entry's request fails with Overloaded. If that tenant has at most one
-        entry more than `queue`, raise Overloaded for the new entry instead. Entries of requests
-        that have started (`is_resumed`) are never removed.
+        If the queues of all tenants are full, remove the last request of the tenant with the most
+        queued requests. The removed request fails with Overloaded. If that tenant has at most one
+        request more than `queue`, raise Overloaded for the new request instead. Requests that have
+        already started (`is_resumed`) are never removed.
         """
         if queue.waiting >= self._limit_of_tenant:
             raise self._build_error(queue)
@@ -47,9 +47,9 @@ class Eviction:
     def _build_error(self, own: TenantQueue) -> Overloaded:
         """Return the Overloaded error for a full queue.
 
-        The error's retry time is the time in seconds that the tenant's oldest entry has waited,
-        because a new request would wait about as long. If the tenant has no entry, the oldest entry
-        of all tenants is used.
+        The error's retry time is the time in seconds that the tenant's oldest queued request has
+        waited, because a new request would wait about as long. If the tenant has no queued request,
+        the oldest queued request of all tenants is used.
         """
         queues = [own] if own.waiting else self._pool.queues.values()
         since = [

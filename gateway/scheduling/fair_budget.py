@@ -1,4 +1,4 @@
-"""Fair budgets: tenants share a limited number of units, which are slots, bytes or calls."""
+"""Fair sharing of a limited resource between tenants: engine slots, bytes of memory, or calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
 
 
 class Ask(NamedTuple):
-    """Arguments of a permit. `EngineQueue.permit` describes them."""
+    """Arguments with which a `Permit` was requested. `EngineQueue.permit` describes them."""
 
     tenant: str
     priority: int
@@ -28,10 +28,10 @@ class Ask(NamedTuple):
 
 
 class FairBudget:
-    """Limited number of units that tenants share fairly, with a bounded queue.
+    """Limited resource that tenants share fairly. Requests wait in a bounded queue for free units.
 
-    Not thread-safe: use an instance in one event loop only. `FairPool` describes which tenant gets
-    the next free units.
+    A unit is an engine slot, a byte of memory or a concurrent call. `FairPool` describes which
+    tenant gets the next free units. Not thread-safe: use an instance in one event loop only.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class FairBudget:
         Args:
             limit: returns the current number of units.
             share: returns the fraction of the units that one tenant may hold.
-            scopes: returns the scopes of a lane (see `queues.Scope`); called only if a lane other
-                than None is in use.
+            scopes: returns the scopes of a lane (see `kinds.Lane` and `queues.Scope`); called only
+                if a lane other than None is in use.
             queue: maximum number of waiting permits of all tenants together.
             queue_of_tenant: maximum number of waiting permits of one tenant. The default is
                 `queue`.
@@ -91,12 +91,13 @@ class FairBudget:
         wait_s: float | None = None,
         is_resumed: bool = False,
     ) -> Permit:
-        """Return a permit for `cost` units for `tenant`. Use the permit with `async with`.
+        """Return a permit to use `cost` units. Enter the permit with `async with`.
 
-        A permit is granted at once if enough units are free; otherwise it waits in the tenant's
-        queue. A permit with `is_resumed` waits at the front of this queue, for up to `wait_s`. The
-        limits of the queue do not apply to it: each request that has started waits for at most one
-        permit at a time, so there are never many.
+        If enough units are free, entering returns at once. Otherwise, it waits in the tenant's
+        queue until units become free. If `is_resumed` is True, the permit waits at the front of the
+        queue for up to `wait_s` seconds, and the queue's maximum length does not apply. Such
+        permits cannot fill the queue, because a request that has started waits for one permit at a
+        time.
 
         Args:
             tenant: the tenant's name.
@@ -114,16 +115,16 @@ class FairBudget:
         return Permit(self, Ask(tenant, priority, cost, limit_s, is_resumed=is_resumed))
 
     def max_cost(self) -> int | None:
-        """Return the maximum number of units of one permit; None while there are no units."""
+        """Return the maximum number of units for one permit; None while the budget has no units."""
         limit = self._pool.limit
         return self._pool.share_of(limit) if limit else None
 
     def grant_free_slots(self) -> None:
-        """Grant free units to waiting permits. Call it when the limit may have grown."""
+        """Grant free units to waiting permits. Call this when `limit` may have grown."""
         self._pool.grant()
 
     async def enter(self, ask: Ask) -> None:
-        """Take the units of a permit. If too few are free, wait in the queue. See `permit`."""
+        """Take the units of a permit, waiting in the queue if too few are free. See `permit`."""
         tenant, cost, lane, wait_s = ask.tenant, ask.cost, ask.lane, ask.wait_s
         pool = self._pool
         queue = pool.queue_of(tenant)
@@ -161,18 +162,18 @@ class FairBudget:
             raise
 
     def release(self, ask: Ask) -> None:
-        """Give the units back, and grant them to waiting permits."""
+        """Give the units of a permit back, and grant them to waiting permits."""
         self._pool.release(ask.tenant, ask.cost, ask.lane)
 
     def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
-        """Return how long the permit may wait in the queue, in seconds; None without a limit.
+        """Return the permit's maximum time in the queue, in seconds; None for no limit.
 
-        A subclass may raise Overloaded if the expected wait is longer.
+        An overriding method may raise Overloaded if the expected wait exceeds this time.
         """
         return ask.wait_s
 
     def _expect_wait(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
-        """Return the expected time in the queue in seconds. Return None if it is unknown."""
+        """Return the expected time in the queue in seconds; None if there is no forecast."""
         return None
 
 
@@ -203,5 +204,5 @@ class Permit:
 
 
 def min_optional(one: float, other: float | None) -> float:
-    """Return the smaller of two numbers, ignoring None."""
+    """Return the smaller of two numbers, or `one` if `other` is None."""
     return one if other is None else min(one, other)

@@ -1,8 +1,8 @@
 """Model variants: groups of replicas that have equal capabilities and can run the same requests.
 
-A pool has several variants while an operator migrates from one model repository to another:
-replicas with the old and with the new repository then serve the same model name. The differences
-between these variants are logged once, when the mix first appears.
+The replicas form several variants while an operator migrates from one model repository to another.
+Replicas with the old repository and replicas with the new repository then serve the same model
+name. The gateway logs how the variants differ when it first finds such a combination of variants.
 
 See decision 023 in docs/decisions.
 """
@@ -20,18 +20,18 @@ from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.names import LogicalInput
 
 Lane = frozenset[object] | None
-"""The set of model variants that can run a request. None means all variants.
+"""Set of model variants that can run a request. None means all variants.
 
-Requests with equal sets wait in the same queue of their tenant.
+A tenant's requests with equal sets wait in the same queue.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelVariant:
-    """The capabilities that all replicas of a group have. Variants are compared by identity.
+    """Group of replicas with equal `capabilities`. Variants are compared by identity.
 
-    `capabilities` has an empty fingerprint and an empty engine folder, because these two values
-    differ between replicas of one variant.
+    The fields `fingerprint` and `engine_dir` of `capabilities` are empty, because they may differ
+    between the replicas of a variant.
     """
 
     capabilities: ModelCapabilities
@@ -48,7 +48,7 @@ class VariantRegistry:
         self._known: list[ModelVariant] = []
 
     def find_or_add(self, capabilities: ModelCapabilities) -> ModelVariant:
-        """Return the variant with these capabilities, adding it if it is new."""
+        """Return the variant with these capabilities. Add it to the registry if it is new."""
         common = replace(capabilities, fingerprint="", engine_dir=Path())
         for variant in self._known:
             if variant.capabilities == common:
@@ -82,7 +82,7 @@ _FEATURES: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
 
 
 def describe_differences(variants: Sequence[ModelVariant]) -> list[str]:
-    """Return one log text for each variant. It lists the features that another variant lacks."""
+    """Return a log message for each variant: the features that at least one other variant lacks."""
     least = min(variant.capabilities.max_seq_len for variant in variants)
     lines = []
     for variant in variants:

@@ -1,8 +1,9 @@
-"""Admission and choice of a replica for embedding and ranking models ("mapped models").
+"""Calls of embedding and ranking models: admission, choice of a replica, and failover.
 
 Each model on each replica has its own circuit breaker. If the embedding model of a replica fails,
 the replica still gets chat requests, and vice versa. Calls of these models have no side effects, so
-a failed call is repeated on another replica.
+a failed call is repeated on another replica. These models are called "mapped models", because the
+configuration of each names its tensors in Triton (see `TensorMapping`).
 
 See decision 005 in docs/decisions.
 """
@@ -30,12 +31,14 @@ _MAX_ATTEMPTS = 3
 _MAX_CALLS_PER_REPLICA = 8
 """Maximum number of concurrent calls of one model on each replica.
 
-With more than one call, the next calls already wait in Triton when Triton has finished a batch.
+Triton has the next calls in its own queue when it has finished a batch, and need not wait for the
+gateway.
 """
-# Seconds until a replica without the model is asked for the model again. Without this pause, every
-# request would ask the replica.
+# Seconds after which a replica that lacks the model is asked for the model's configuration again.
+# Without this pause, every request would ask the replica.
 _MISSING_RETRY_S = 2.0
-# Seconds by which uvloop may end a wait too early: its clock counts full milliseconds.
+# Seconds by which a timer of uvloop may fire too early, because uvloop's clock has a resolution of
+# 1 ms.
 _TIMER_SLACK_S = 0.001
 
 
@@ -63,7 +66,7 @@ class _ReplicaModel:
 
 
 class MappedPool:
-    """Embedding and ranking models on all replicas.
+    """Caller of the embedding and ranking models on all replicas.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -71,12 +74,12 @@ class MappedPool:
     def __init__(
         self, replicas: Replicas, admission: Callable[[Callable[[], int]], FairBudget]
     ) -> None:
-        """Start with no model; each model is added at its first call.
+        """Create the pool. A model is added when it is called for the first time.
 
         Args:
             replicas: the replicas to choose from.
-            admission: builds the admission control of one model. Its argument is a function that
-                returns the maximum number of concurrent calls.
+            admission: builds the admission control of one model, which limits concurrent calls. Its
+                argument is a function that returns the maximum number of calls.
         """
         self._replicas = replicas
         self._make_admission = admission
@@ -85,9 +88,9 @@ class MappedPool:
 
     @property
     def misfits(self) -> dict[str, str]:
-        """Reasons why configured mappings do not fit the model in Triton.
+        """Error texts for models in Triton that do not fit their configured `TensorMapping`.
 
-        The keys have the form "model endpoint".
+        Each key consists of the model's name, a space and the replica's endpoint.
         """
         return {
             f"{mapping.model} {target.endpoint}": f"{target.endpoint}: {target.misfit}"
@@ -96,7 +99,7 @@ class MappedPool:
         }
 
     def admission(self, model: str) -> FairBudget:
-        """Return the admission control of a model, whose units are concurrent calls.
+        """Return the admission control of a model. It limits the number of concurrent calls.
 
         `model` is the model's name in Triton.
         """
@@ -110,7 +113,7 @@ class MappedPool:
         )
 
     async def model(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Return the mapping, completed with the model's configuration from a replica.
+        """Return the `ResolvedMapping` of a model, with the model's configuration on some replica.
 
         Raises:
             EngineUnavailable: no available replica serves the model.
@@ -126,13 +129,13 @@ class MappedPool:
         rows: Sequence[InputRow],
         deadline: float,
     ) -> list[Rows]:
-        """Run the model on `rows`, and return the answers in the order of `rows`.
+        """Run the model on the input rows, and return the output rows in the same order.
 
         Args:
             request: the request's context; this method sets `request.replica` to the endpoint in
                 use.
             mapping: the model and its tensors.
-            rows: the inputs.
+            rows: the input rows.
             deadline: time at which the call must be done, in seconds of the event loop's clock.
 
         Raises:
@@ -149,9 +152,9 @@ class MappedPool:
                 if len(tried) == _MAX_ATTEMPTS:
                     raise
             except EngineBroken as error:
-                # Raise a plain EngineError: only this model failed, not the replica's engine. The
-                # model may have changed, so forget the resolved mapping; the next call reads the
-                # model's configuration again.
+                # Raise a plain EngineError, because only this model failed, not the engine of the
+                # replica. Also forget the resolved mapping, because the model may have been
+                # replaced. The next call then reads the model's configuration again.
                 target.model = None
                 raise EngineError(error.message) from error
 
@@ -211,7 +214,7 @@ class MappedPool:
     ) -> tuple[_ReplicaModel, ResolvedMapping]:
         """Return a replica that serves the model, and the mapping resolved for this replica.
 
-        Add replicas that do not serve the model to `tried`.
+        Replicas without the model are added to `tried`, and another replica is asked.
         """
         while True:
             target = self._pick(mapping, tried)

@@ -1,6 +1,6 @@
-"""Overrides: weights and drains of replicas that an admin sets at run time.
+"""Overrides: weights and drain flags that admins set for replicas while the gateway runs.
 
-Overrides replace the values of the configuration.
+An override takes precedence over the weight and the drain flag in the configuration.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MAX_WEIGHT = 1e6
 
 
 class Override(NamedTuple):
-    """A weight and a drain flag that replace a replica's configured values.
+    """A weight and a drain flag that replace the configured weight and drain flag of a replica.
 
-    A value that is None leaves the configured value unchanged.
+    A field that is None does not replace the configured value.
     """
 
     weight: float | None = None
@@ -31,7 +31,7 @@ class Override(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, float | bool]:
-        """Return the values that are not None: "weight" and "drain", as far as they are set."""
+        """Return a dictionary of the fields that are not None. Its keys are the field names."""
         facts: dict[str, float | bool] = {}
         if self.weight is not None:
             facts["weight"] = self.weight
@@ -41,7 +41,7 @@ class Override(NamedTuple):
 
 
 Overrides = Mapping[str, Override]
-"""Overrides by endpoint. Replicas that are configured by a DNS name have one key per address."""
+"""Overrides by replica endpoint. A configured DNS name has one key for each of its addresses."""
 
 
 def parse_override(facts: object) -> Override:

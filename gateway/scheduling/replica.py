@@ -1,4 +1,4 @@
-"""A Triton replica, and the lease of one request on it.
+"""A Triton replica with its load and health, and `ReplicaLease` for each request on a replica.
 
 See decision 080 in docs/decisions.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LastFailure(NamedTuple):
-    """The last failure of a replica. `at` is in seconds since 1970."""
+    """Last failure of a replica. `at` is its time in seconds since 1970, `why` the error text."""
 
     at: float
     why: str
@@ -36,7 +36,7 @@ class LastFailure(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """A Triton endpoint and its state. Replicas are compared by identity.
+    """A Triton server, with its load, weight and health. Replicas are compared by identity.
 
     Requests are distributed in proportion to `weight`. A replica of weight 0 gets a request only if
     no other replica can run the request. A drained replica gets no request that arrived after the
@@ -59,7 +59,7 @@ class Replica:
     waiting_tokens: float = 0.0
     """Estimated number of uncached prompt tokens of requests that wait for their first token.
 
-    Stays 0 while the gateway has a single replica.
+    Not estimated while the gateway has a single replica; the value is then 0.
     """
     leaving: bool = False
     is_migrating: bool = False
@@ -74,16 +74,16 @@ class Replica:
     """Last failure that the replica caused; None if it has caused no failure."""
 
     def cancel_migration(self) -> None:
-        """Let streams stay on this replica, and cancel a scheduled migration."""
+        """Cancel a scheduled or running migration, so that streams remain on this replica."""
         self.is_migrating = False
         if self.migration_timer is not None:
             self.migration_timer.cancel()
             self.migration_timer = None
 
     def schedule_migration(self, grace_s: float) -> None:
-        """Let streams migrate to other replicas in `grace_s` seconds.
+        """Schedule the migration of streams to other replicas, to start in `grace_s` seconds.
 
-        Does nothing if a migration is scheduled or in progress.
+        Do nothing if a migration is scheduled or in progress.
         """
         if self.migration_timer is None:
             loop = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ class Replica:
 
     @property
     def state(self) -> str:
-        """The replica's state in words: "ready", or the reason why it gets no requests."""
+        """State for operators: "ready", or the reason why the replica gets no new requests."""
         if self.leaving:
             return "leaving"
         if not self.engine.ready:
@@ -128,11 +128,11 @@ class Replica:
 
 
 class ReplicaLease:
-    """Lease of one request on a replica; a context manager around the call to its engine.
+    """Context manager for one request that runs on a replica.
 
-    While the lease is entered, the request counts as in flight, and `metadata` has the headers for
-    the call to Triton (the trace context). Entering sets the attribute `replica` of the request's
-    context. Exiting reports the outcome to the replica's circuit breaker.
+    Entering counts the request as in flight, and sets the attribute `replica` of the request's
+    context. `metadata` then has the gRPC metadata for the call to Triton, which contains the trace
+    context. Exiting reports to the replica's circuit breaker whether the replica worked.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ReplicaLease:
         """
         self.replica = replica
         self.reused_tokens: int | None = None
-        """Number of cached prompt tokens, set by the caller once the engine has reported them."""
+        """Number of cached prompt tokens that the engine has reported. Set by the caller."""
         self._prefixes = prefixes
         self._waiting = 0.0
         self._lane = lane
@@ -190,20 +190,21 @@ class ReplicaLease:
 
     @property
     def uses_reused_tokens(self) -> bool:
-        """True if the caller should set `reused_tokens`."""
+        """True if the caller should set `reused_tokens`, to update the cache estimate."""
         return self._prefixes is not None
 
     @property
     def has_answered(self) -> bool:
-        """True after the first token."""
+        """True if the engine has sent the first token."""
         return self._answered
 
     def record_first_token(self) -> None:
-        """Record that the engine has sent a token. The circuit breaker counts this as success."""
+        """Record that the engine has sent a token. The circuit breaker then counts a success."""
         self._answered = True
         self._remove_waiting_tokens()
-        # Report success now, not at the end of the answer, and stop treating this request as a
-        # probe. Otherwise its end could count as the outcome of a later probe.
+        # Report success now, because the end of the answer may come much later. From now on, this
+        # request is not a probe. Otherwise, its end could be taken for the outcome of a later
+        # probe.
         self._probe = False
         self.replica.breaker.record_success()
         if self._span is not None:
@@ -237,7 +238,7 @@ class ReplicaLease:
         self._on_release(self.replica)
 
     def _remove_waiting_tokens(self) -> None:
-        """Stop counting this prompt among the replica's waiting tokens."""
+        """Subtract this prompt's uncached tokens from the replica's `waiting_tokens`."""
         self.replica.waiting_tokens -= self._waiting
         self._waiting = 0.0
 
@@ -245,8 +246,8 @@ class ReplicaLease:
     def _is_replica_failure(error: BaseException) -> bool:
         """Return True if the error shows that the replica is broken or unavailable.
 
-        Other EngineErrors concern a single request, and other TimeoutErrors come from the request's
-        own deadline. They must not count: otherwise one tenant's requests could open the circuit
-        breaker for all tenants.
+        Any other EngineError concerns a single request, and any other TimeoutError comes from the
+        request's own deadline. If such errors counted, requests of one tenant could open the
+        circuit breaker for all tenants.
         """
         return isinstance(error, (EngineUnavailable, EngineBroken, EngineSilent))

@@ -1,4 +1,4 @@
-"""The replicas of one model: configuration updates, drains, and the choice for a request."""
+"""Set of replicas of the gateway's model: configuration, drains, and choice of a replica."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 # Interval of DNS lookups. Kubernetes publishes a pod's address about a second after the pod is
 # ready, so more lookups would gain nothing.
 _LOOKUP_PERIOD_S = 2.0
-# Time to wait for an unavailable replica. It covers a few polls: each replica is polled once a
-# second.
+# Seconds for which a request waits for an unavailable replica. Each replica is polled once a
+# second, so this covers a few polls.
 _RECOVERY_WAIT_S = 3.0
 _RECOVERY_POLL_S = 0.1
 
 
 class Replicas:
-    """The replicas of this gateway.
+    """All replicas to which this gateway sends requests.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -59,14 +59,14 @@ class Replicas:
         self._leaving: set[Replica] = set()
         self.slots = SlotPool(self.__iter__, limit)
         self.queued_lanes: Callable[[], Collection[Lane]] = tuple
-        """Function that returns the lanes with queued requests."""
+        """Function that returns the lanes (see `kinds.Lane`) of all queued requests."""
         self.configured: list[Target] = []
         """Targets of the last call of `configure`. DNS names in them are not resolved."""
         self._overrides: Overrides = {}
         self._targets: dict[str, Target] = {}
         """Configured target of each replica by endpoint, before overrides are applied."""
         self.lookup_problem = ""
-        """Why names of replicas cannot be resolved now; empty if they can."""
+        """Why DNS lookups of replicas fail now, as a text for operators; "" if they succeed."""
         self._known_variants = VariantRegistry()
         self._variants: tuple[ModelVariant, ...] = ()
         self._lookup: asyncio.Task[None] | None = None
@@ -76,9 +76,10 @@ class Replicas:
         self._drain_grace_s = drain_grace_s
 
     def __iter__(self) -> Iterator[Replica]:
-        """Iterate over leaving replicas that still have requests, then over configured replicas.
+        """Iterate over all replicas: first the leaving replicas, then the configured replicas.
 
-        Two replicas may have the same endpoint, if the endpoint was removed and added again. The
+        A leaving replica is included until its last request has ended. If an endpoint was removed
+        and added again, a leaving and a configured replica may have the same endpoint. The
         configured replica then comes last.
         """
         return iter([*self._leaving, *self._replicas.values()])
@@ -95,7 +96,7 @@ class Replicas:
 
     @property
     def draining(self) -> bool:
-        """True while this gateway shuts down. Cancelled calls are then caused by the shutdown."""
+        """True while this gateway shuts down. Cancelled calls then count as ended by it."""
         return self._draining
 
     @draining.setter
@@ -106,10 +107,11 @@ class Replicas:
 
     @property
     def variants(self) -> Sequence[ModelVariant]:
-        """Model variants that new requests are prepared for.
+        """Model variants of all replicas that are not drained.
 
-        Variants of unavailable replicas are included, so a request that only they can run is not
-        rejected as unsupported. Raises EngineUnavailable while no replica is ready.
+        A new request is prepared for each of them (see `Generation.forms`). Unavailable replicas
+        are included, so a request that only they can run is not rejected as unsupported. Raises
+        EngineUnavailable while no replica accepts new requests.
         """
         if not self.ready:
             raise EngineUnavailable("The inference server is not ready.")
@@ -117,7 +119,7 @@ class Replicas:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the first replica that accepts new requests; "" without such a replica."""
+        """Model fingerprint of the first replica that accepts new requests; "" if there is none."""
         ready = (r.engine.fingerprint for r in self._replicas.values() if r.accepts_new)
         return next(ready, "")
 
@@ -126,10 +128,10 @@ class Replicas:
         return any(r.accepts_new and r.variant in forms for r in self._replicas.values())
 
     def lane_of(self, generation: Generation) -> Lane:
-        """Return the lane of a generation: the model variants that can run it now.
+        """Return the set of model variants that can run a generation now, or None for all variants.
 
-        Return None if all replicas can run the generation. If no replica can run it now, return all
-        variants that it was prepared for.
+        Return None also if the gateway knows fewer than two variants. If no replica can run the
+        generation now, return all variants in `generation.forms`.
         """
         if len(self._variants) < 2:
             return None
@@ -147,7 +149,7 @@ class Replicas:
         *,
         works: bool = False,
     ) -> bool:
-        """Return True if `pick` would find a replica outside `tried`.
+        """Return True if a replica outside `tried` can run the generation now.
 
         Args:
             tried: replicas to exclude.
@@ -169,9 +171,8 @@ class Replicas:
     ) -> bool:
         """Wait until a replica outside `tried` can run the generation. Return False on a timeout.
 
-        Wait at most 3 s and at most until `deadline`, because an unavailable replica may be
-        available again at its next poll. Return False at once if no configured replica could run
-        the generation.
+        Wait until `deadline`, but for at most 3 s, in which an unavailable replica may answer a
+        poll again. Return False at once if no configured replica has a suitable model variant.
         """
         loop = asyncio.get_running_loop()
         ends = min(deadline, loop.time() + _RECOVERY_WAIT_S)
@@ -184,10 +185,10 @@ class Replicas:
         return True
 
     async def wait_until_back(self) -> None:
-        """Wait until a replica accepts requests, at most until 3 s after the last failure.
+        """Wait until a replica accepts new requests, or return after a timeout.
 
-        The 3 s start when the last replica became unavailable or was added. Requests wait because
-        the next poll of the replica may succeed.
+        The timeout ends 3 s after the last time at which a replica became unavailable or was added.
+        In this time, such a replica may answer a poll again, so that the request need not fail.
         """
         loop = asyncio.get_running_loop()
         while not self.ready:
@@ -197,10 +198,10 @@ class Replicas:
             await asyncio.sleep(_RECOVERY_POLL_S)
 
     def can_take(self, generation: Generation, came: float) -> bool:
-        """Return True if the generation need not wait until a replica has its adapter.
+        """Return True unless the generation has to wait for its adapter to be copied to a replica.
 
-        Also return True if no replica of a suitable variant is ready. `came` is the arrival time of
-        the request, in seconds of the event loop's clock.
+        Return True also if no replica of a suitable variant is ready, because waiting would not
+        help. `came` is the arrival time of the request, in seconds of the event loop's clock.
         """
         forms, there = generation.forms, self._find_working(came, failing=True)
         able = [replica for replica in there if not forms or replica.variant in forms]
@@ -252,7 +253,10 @@ class Replicas:
         avoid: Collection[Replica] = (),
         came: float = math.inf,
     ) -> ReplicaLease:
-        """Return a lease on a working replica outside `avoid` that can run the generation.
+        """Choose a replica for a generation, and return a lease on the replica.
+
+        The replica works, is not in `avoid`, and can run the generation. Among such replicas, the
+        costs of the generation decide (see `cost` and `balancer`).
 
         Args:
             request: the request's context.
@@ -282,10 +286,11 @@ class Replicas:
     def _find_working(
         self, came: float, avoid: Collection[Replica] = (), *, failing: bool = False
     ) -> Iterator[Replica]:
-        """Yield the ready replicas outside `avoid` that accept a request which arrived at `came`.
+        """Yield the ready replicas outside `avoid` that accept a request.
 
-        A drained replica still accepts requests that arrived before the drain. If `failing`,
-        replicas whose circuit breaker is open are included.
+        `came` is the arrival time of the request: a drained replica accepts only requests that
+        arrived before its drain. Replicas whose circuit breaker is open are included only if
+        `failing` is True.
         """
         for replica in self._replicas.values():
             works = replica.ready and (failing or replica.breaker.allows)
@@ -299,17 +304,19 @@ class Replicas:
     def _find_candidates(
         self, avoid: Collection[Replica], generation: Generation, came: float
     ) -> list[Replica]:
-        """Return the preferred replicas among those that can run the generation.
+        """Return the replicas among which a request is balanced; empty if no replica can run it.
 
-        These filters are applied in this order: not drained, positive weight, last poll answered,
-        free slot, not needed by a queued request. A filter that would exclude all remaining
-        replicas is skipped.
+        Each returned replica can run the generation. Five filters are applied in this order: the
+        replica is not drained, has a positive weight, has answered its last poll, has a free slot,
+        and is not needed by a queued request. A filter that would exclude all remaining replicas is
+        skipped.
         """
         able = [r for r in self._find_working(came, avoid) if r.can_serve(generation)]
         if not able and avoid:
-            # All replicas with a closed circuit breaker have failed this request, so try those with
-            # an open breaker, too. The breaker of a replica of weight 0 may be open for long: it
-            # closes only after a successful request, and such a replica rarely gets one.
+            # All replicas with a closed circuit breaker have failed this request, so try replicas
+            # with an open breaker, too. A replica of weight 0 may have an open breaker although it
+            # works again: only a successful request closes the breaker, and this replica rarely
+            # gets one.
             able = [
                 r for r in self._find_working(came, avoid, failing=True) if r.can_serve(generation)
             ]
@@ -330,9 +337,9 @@ class Replicas:
     def _is_needed_by_queue(
         replica: Replica, lanes: Collection[Lane], generation: Generation
     ) -> bool:
-        """Return True if a queued request needs this replica more than `generation` does.
+        """Return True if this replica should be left to a queued request.
 
-        The queued request must be able to run on this replica, and on fewer model variants than
+        This is so if a queued request can run on this replica, but on fewer model variants than
         `generation`.
 
         Args:
@@ -436,7 +443,7 @@ class Replicas:
         return target if override is None else override.apply_to(target)
 
     def _configure_replica(self, replica: Replica, target: Target) -> None:
-        """Set the weight and the drain of a replica, and log changes."""
+        """Set the weight and the drain of a replica, and log what has changed."""
         if replica.weight != target.weight:
             log.info("replica %s has weight %g now", replica.endpoint, target.weight)
         replica.weight = target.weight
@@ -452,7 +459,7 @@ class Replicas:
             log.info("replica %s takes requests again", replica.endpoint)
 
     def _update_variants(self) -> None:
-        """Update the model variants, and log how they differ when a new mix appears."""
+        """Update the model variants. If their combination is new, log how they differ."""
         for replica in self._replicas.values():
             if (seen := replica.engine.last_selection) is not None:
                 replica.variant = self._known_variants.find_or_add(seen.capabilities)

@@ -1,9 +1,9 @@
-"""Slots of replicas: how many requests may run at once, in total and for each lane.
+"""Slots of replicas: maximum numbers of concurrent requests, in total and for each lane.
 
 A lane is the set of model variants that can run a request. Each slot belongs to a replica. A
-request can use the slots of all working replicas whose model variant is in the request's lane.
-Drained replicas and replicas of weight 0 are counted only if no other replica is left. Requests
-that run on replicas that are not counted do not use up these slots.
+request can use the slots of all working replicas whose model variant is in its lane. A drained
+replica or a replica of weight 0 contributes no slots, unless there are only such replicas. Requests
+that still run on a replica without slots are not subtracted from the slots of other replicas.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class SlotPool:
-    """The slots of all replicas."""
+    """Slots of all replicas. `EngineQueue` grants them to requests."""
 
     def __init__(
         self,
         replicas: Callable[[], Iterable[Replica]],
         limit: Callable[[ModelCapabilities], int | None],
     ) -> None:
-        """Store the two callbacks.
+        """Create a pool. The callbacks are called each time when slots are counted.
 
         Args:
             replicas: returns the replicas whose slots are counted.
@@ -39,18 +39,20 @@ class SlotPool:
         return limit is None or replica.in_flight < limit
 
     def slots_of(self, replica: Replica) -> int | None:
-        """Return how many requests a replica may run at once. Return None if there is no limit.
+        """Return the maximum number of concurrent requests on a replica. Return None if unknown.
 
-        Also return None if the replica has never served the model since this process started.
+        The number is unknown if no limit is configured, or if no poll has found a model on the
+        replica since this process started.
         """
         selection = replica.engine.last_selection
         return None if selection is None else self._limit(selection.capabilities)
 
     def current_limit(self) -> int | None:
-        """Return how many requests may be in flight on all replicas. Return None without a limit.
+        """Return the maximum number of requests in flight on all replicas; None for no limit.
 
-        Requests that still run on replicas without new requests are added to the limit, because
-        they are also counted as in flight.
+        Replicas that get no new requests, such as drained replicas, add the number of their running
+        requests. The queue counts these requests as in flight, too, so they do not use up the slots
+        of other replicas.
         """
         used = self._find_replicas(None)
         slots = self._count_slots(used)
@@ -66,11 +68,12 @@ class SlotPool:
         return self._count_slots(self._find_replicas(lane, failing=True), failing=True)
 
     def scopes(self, lane: Lane, lanes: Collection[Lane], max_slots: int) -> Sequence[Scope]:
-        """Return the scopes (groups of lanes that share slots) that a request of `lane` is in.
+        """Return the scopes in which a request of `lane` needs a free slot.
 
-        A request needs a free slot in each scope. The first scope has `max_slots` slots for all
-        requests. The second scope has the slots of the replicas that can run this lane. If other
-        replicas are usable as well, the third scope has the slots of all usable replicas.
+        A scope is a group of lanes that share slots. The first scope has `max_slots` slots and
+        includes all lanes. The second scope has the slots of the replicas that can run `lane`. If
+        further replicas are usable for other lanes, the third scope has the slots of all usable
+        replicas.
 
         Args:
             lane: the lane of the request.
@@ -95,9 +98,11 @@ class SlotPool:
         all_slots = slots
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
-            # `within` counts this replica's requests that belong to lanes of the scope.
-            # If the replica is in the scope, subtract its requests of other lanes: they take slots.
-            # If not, add `within`: these requests are counted as in use but take no slot here.
+            # `within` is the number of requests on this replica that belong to lanes of the scope.
+            # The queue counts these requests as in use. If the replica is in the scope, subtract
+            # its requests of other lanes, because they occupy slots without being counted.
+            # Otherwise, add `within`, because these requests are counted but occupy no slot of the
+            # scope.
             slots += within - replica.in_flight if replica in key else within
         return Scope(min(slots, max_slots), lanes, key, shared=min(all_slots, max_slots))
 
@@ -105,9 +110,9 @@ class SlotPool:
         return {lane for replica in self._replicas() for lane in replica.lanes}
 
     def _find_replicas(self, lane: Lane, *, failing: bool = False) -> list[Replica]:
-        """Return the replicas that get the requests of a lane.
+        """Return the replicas that get new requests of a lane.
 
-        If `failing`, include replicas whose circuit breaker is open.
+        Replicas whose circuit breaker is open are included only if `failing` is True.
         """
         able = [
             replica
@@ -142,6 +147,6 @@ class SlotPool:
 
 
 def _in_flight(replica: Replica, lanes: Collection[Lane]) -> int:
-    """Return how many requests of these lanes are in flight on a replica."""
+    """Return the number of requests in flight on a replica that belong to one of these lanes."""
     of_none = replica.in_flight - replica.lanes.total() if None in lanes else 0
     return of_none + sum(count for lane, count in replica.lanes.items() if lane in lanes)

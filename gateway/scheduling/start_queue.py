@@ -1,13 +1,13 @@
-"""Queue of requests that have arrived but that the event loop has not started to process.
+"""Queue of arrived requests that the event loop has not started to process.
 
-In each iteration ("turn") of the event loop, only a limited number of queued requests starts. A
-request takes time of the loop when it starts, and again for each of its tokens. Without the limit,
-an overloaded loop would start all arrived requests, fall further behind, and serve no request in
-time. With the limit, turns stay short under any load. A request whose expected wait is too long is
-refused early, which is cheap: before its body is read or its API key is checked.
+A request takes CPU time of the event loop when it starts, and again for each of its tokens. If an
+overloaded loop started all arrived requests at once, it would fall further behind, and serve no
+request in time. Therefore only a limited number of queued requests starts in each iteration
+("turn") of the loop. Turns then stay short under any load. A request whose expected wait is too
+long is refused before its body is read and its API key is checked, which costs little CPU time.
 
-The cost of a request is measured in units of work: one unit for each request, and more units for
-large bodies. Tenants that wait get equal amounts of work.
+The CPU time for starting a request is estimated in units of work: one unit for each request, and
+more units for large bodies. Tenants with waiting requests get equal amounts of work.
 
 See decision 085 in docs/decisions.
 """
@@ -24,10 +24,10 @@ from heapq import heappop, heappush
 from itertools import count
 
 MAX_TURN_WORK = 4
-"""Maximum units of work of the requests that start in one turn of the event loop.
+"""Maximum total work, in units, of the requests that start in one turn of the event loop.
 
-Four units take about 3 ms. A turn of a saturated loop then takes 10 to 20 ms, including the tokens
-of running requests (`python -m bench --only overload`).
+Four units take about 3 ms. A turn of a saturated loop then takes 10 to 20 ms, including the time
+for tokens of running requests (`python -m bench --only overload`).
 """
 BYTES_PER_UNIT = 4096
 """Body size in bytes that counts as one unit of work, in addition to the request's first unit."""
@@ -41,36 +41,37 @@ With this limit, the first token of every accepted request comes within 1 s.
 MAX_STEADY_WAIT_S = 0.85
 """Maximum expected wait in seconds while the load is steady; replaces `MAX_WAIT_S`.
 
-The load is steady while few requests are refused and the queue hardly grows. Typical for it are
-clients that send their next request only after they got an answer.
+The load is steady while few requests are refused and the queue hardly grows. For example, clients
+that send their next request only after an answer cause a steady load.
 """
 STEADY_RATIO = 2.0
-"""Maximum ratio of arriving work to starting work at which the load counts as steady."""
+"""Maximum ratio of arrived work to started work for a load that counts as steady."""
 BURST_S = 0.75
-"""Duration of a burst in seconds. A queue that has lasted longer is no burst."""
+"""Maximum age in seconds of a queue that counts as caused by a burst of requests."""
 MAX_BURST_WAIT_S = 2.0
 """Maximum expected wait in seconds during a burst; replaces `MAX_WAIT_S`.
 
 The limit is higher because a burst ends by itself.
 """
 MAX_WAITING = 1024
-"""Number of waiting requests, of all tenants together, at which further requests may be refused.
+"""Number of waiting requests, of all tenants together, at which the queue counts as full.
 
-A further request is refused if its tenant already has an equal part of the waiting requests.
+A request is then refused if its tenant already has an equal share of the waiting
+requests: `MAX_WAITING` divided by the number of tenants with waiting requests.
 """
 
-# Upper bound in seconds for the measured duration of a turn. A longer turn is caused by a pause of
-# the process, which would falsify the measured work per second.
+# Upper bound in seconds for the measured duration of a turn. If the process was paused, a turn
+# takes longer, and would make the measured work per second much too low.
 _MAX_TURN_S = 0.25
-# Initial values of the measurements for a new queue: work per second, and seconds measured.
+# Assumed measurement when a new queue forms: units of work per second, and duration in seconds.
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
-# Measurements are halved once they cover more than twice this many seconds, so that old values lose
-# weight.
+# Half of the period in seconds that measurements may cover. When they cover a longer period, both
+# the amounts and the period are halved, so that old measurements lose weight.
 _MEMORY_S = 0.5
-# During a long flood of requests the queue is empty for moments. A queue that forms within this
-# many seconds after the last one therefore continues the last one's measurements. If the last queue
-# refused requests, the new queue does not count as a burst.
+# Even during a long flood of requests, the queue is empty for moments. If requests queue again
+# within this many seconds, the measurements of the last queue are continued. If requests of the
+# last queue were refused, the new queue does not count as a burst.
 _CALM_S = 5.0
 
 _BUSY = (
@@ -82,7 +83,7 @@ _REFUSING_S = 1.0
 _REFUSING_RATIO = 0.5
 
 Begin = Callable[[], bool]
-"""Function that starts a request. Returns False if the request's client has disconnected."""
+"""Callback that starts a request. Returns False if the request's client has disconnected."""
 
 
 def work_of(length: int | None) -> int:
@@ -98,9 +99,9 @@ def work_of(length: int | None) -> int:
 
 @dataclass(slots=True)
 class _TenantQueue:
-    """Waiting requests of one tenant as pairs (units of work, function that starts the request).
+    """Waiting requests of one tenant. Each is a pair: its units of work, and its `Begin` callback.
 
-    `work` is the sum of their units of work.
+    `work` is the total work of these requests in units.
     """
 
     requests: deque[tuple[int, Begin]] = field(default_factory=deque)
@@ -132,14 +133,16 @@ class StartQueue:
         self._order: list[tuple[int, int, str]] = []
         """Heap of tenants with waiting requests. The tenant with the least served work is first.
 
-        An entry consists of the tenant's served work, a number that breaks ties, and its name.
+        The served work of a tenant grows by the units of work of each request that starts. A tenant
+        without a record begins with the served work of the tenant that was served last. A heap
+        entry consists of this number, a number that breaks ties, and the tenant's name.
         """
         self._served = 0
         self._served_ahead: dict[str, int] = {}
-        """Served work of tenants whose queue became empty while other tenants wait.
+        """Served work of tenants without a waiting request, while other tenants still wait.
 
-        Without this record, a tenant that always has a single waiting request would count as a new
-        tenant each time, and would always be served first.
+        Without this record, a tenant that never has more than one waiting request would count as a
+        new tenant for each request, and would always be served before the others.
         """
         self._numbers = count()
         self._waiting = 0
@@ -148,12 +151,12 @@ class StartQueue:
         self._has_turn = False
         self._age_s, self._measured = 0.0, -math.inf
         self._asked = self._begun = self._watched_s = 0.0
-        """Units of work that arrived, units of work that started, and the seconds they cover.
+        """Measurement: units of work that arrived and that started, and its duration in seconds.
 
-        Only times in which requests waited are included.
+        Time in which no request waited is not measured.
         """
         self._refused_count = self._begun_count = 0.0
-        """Number of refused requests, and of started requests, within `_watched_s`."""
+        """Number of refused requests and of started requests during this measurement."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
@@ -172,7 +175,7 @@ class StartQueue:
 
     @property
     def problem(self) -> str:
-        """Warning text for the operator if a request was refused in the last minute, else ""."""
+        """Warning for operators if a request was refused in the last minute; otherwise ""."""
         return _BUSY if self._clock() - self._refused_at < _LASTS_S else ""
 
     @property
@@ -190,9 +193,10 @@ class StartQueue:
         )
 
     def yield_to(self, is_late: Callable[[], bool]) -> None:
-        """Limit each turn to one unit of work while `is_late` returns True.
+        """Start fewer requests while running requests get their tokens too late.
 
-        `is_late` returns True while running requests get their tokens too late.
+        `is_late` returns True while they do. Each turn of the event loop then starts one unit of
+        work.
         """
         self._is_late = is_late
 
@@ -213,8 +217,8 @@ class StartQueue:
     def wait(self, tenant: str, work: int, begin: Begin) -> float | None:
         """Queue a request and return None, or refuse it and return its expected wait in seconds.
 
-        A request is refused if its expected wait is too long. `begin` is called when a queued
-        request may start.
+        The request is refused if its expected wait is too long, or if the queue is full. The queue
+        calls `begin` when it is the request's turn.
 
         Args:
             tenant: the tenant's name.
@@ -253,7 +257,7 @@ class StartQueue:
         return self._expected_s(queue.work + work)
 
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
-        """Return True if one more request must be refused, for a tenant with waiting requests."""
+        """Return True if one more request of the tenant with this queue must be refused."""
         if self._waiting >= MAX_WAITING and len(queue.requests) * len(self._queues) >= MAX_WAITING:
             return True
         return self._expected_s(queue.work + work) > self._max_wait_s
@@ -266,10 +270,10 @@ class StartQueue:
         return MAX_STEADY_WAIT_S if is_steady else MAX_WAIT_S
 
     def _expected_s(self, own: int) -> float:
-        """Return the expected seconds until a tenant's next `own` units of work are served.
+        """Return the expected time in seconds until `own` more units of a tenant's work start.
 
-        In the same time, every other waiting tenant is assumed to get `own` units as well. The
-        estimate never exceeds the time for all queued work.
+        The estimate assumes that every other waiting tenant gets `own` units in the same time. It
+        never exceeds the time for all queued work.
         """
         ahead = min(self._work + own, own * len(self._queues))
         return ahead * self._took_s / self._done

@@ -1,7 +1,8 @@
 """Sources of LoRA adapters on this machine's disks: folders, and the Hugging Face cache.
 
-Layout of the cache (huggingface_hub, "Understand caching"): ``models--OWNER--NAME/refs/REVISION``
-contains the hash of a commit. ``snapshots/COMMIT/`` has the files, as links into ``blobs/``.
+The cache has a folder ``models--OWNER--NAME`` for each model (huggingface_hub, "Understand
+caching"). In this folder, the file ``refs/REVISION`` contains the hash of a commit. The folder
+``snapshots/COMMIT`` has symbolic links to the files, which are in ``blobs``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COMMIT_CHARS = 40
 class LocalFolder(NamedTuple):
     """A folder with an adapter's files.
 
-    After resolving links, all files must be inside the folder `within`.
+    All files must be inside the folder `within`, also the targets of symbolic links.
     """
 
     folder: Path
@@ -40,7 +41,8 @@ def find_hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
 def find_folder(source: Source, below: Iterable[Path] | None) -> LocalFolder:
     """Return the folder of a ``file`` source.
 
-    `below` lists the allowed parent folders, after resolving links; None allows any folder.
+    `below` lists the allowed parent folders. The folder must be in one of these folders after
+    resolving symbolic links. If `below` is None, any folder is allowed.
 
     Raises:
         SourceNotAllowed: the folder is not allowed, or does not exist. The message is the same in
@@ -66,7 +68,8 @@ def is_folder_below(root: Path, folder: Path) -> bool:
     Return False for invalid paths (NUL characters, overlong names, circular links) and for folders
     that this process may not read.
     """
-    # Use os.path: its functions return False for invalid paths, and pathlib's methods raise.
+    # Use the functions of os.path, which return False for invalid paths. The methods of pathlib
+    # would raise exceptions.
     return os.path.isdir(folder) and Path(os.path.realpath(folder)).is_relative_to(
         os.path.realpath(root)
     )
@@ -75,8 +78,8 @@ def is_folder_below(root: Path, folder: Path) -> bool:
 def find_snapshot(source: Source, cache: Path, root: Path | None) -> LocalFolder:
     """Return the folder of an ``hf`` source, without downloading anything.
 
-    This is the snapshot in `cache`. If there is no snapshot and the source has no revision, it is
-    the folder ``OWNER/NAME`` in `root`. Raise `MissingFile` if neither folder exists.
+    The folder is the snapshot in `cache`. If there is no snapshot and the source names no revision,
+    the folder is ``OWNER/NAME`` in `root`. Raise `MissingFile` if neither folder exists.
     """
     owner, name, *inner = source.path
     model = cache / f"models--{owner}--{name}"

@@ -1,4 +1,4 @@
-"""Fetching of an adapter's files from a source, with limits of size and time.
+"""Fetching of an adapter's files from a source, with limits of file size and time.
 
 Remote sources are read in a separate thread with its own event loop. Downloads therefore do not
 delay the event loop that serves requests, and a request that waits for a download can be cancelled
@@ -45,22 +45,28 @@ _MiB = 1024 * 1024
 _MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 """Files that are requested from a remote source. The first two files must exist."""
-# Age in seconds at which a folder of downloaded files is removed. Every fetch takes less time, so
-# such a folder was left by a process that was killed.
+# Age in seconds at which a folder of downloaded files is removed. The time limit of a fetch is much
+# lower. Such an old folder was therefore left by a process that was killed.
 _LEFTOVER_AGE_S = 86400.0
 _DISK_THREADS = 4
 _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Value that changes when a source's content changes; () if changes cannot be detected."""
+"""Identification of the content of an adapter's files, to detect changes.
+
+The value differs after a file was changed. It is () if a server does not report enough to detect
+changes.
+"""
 
 
 class FetchedFiles(NamedTuple):
     """A folder with the files of a source. It exists until the context of `fetch` ends.
 
-    After resolving links, all files must be inside the folder `within`. `stamp` changes when the
-    source's content changes.
+    Attributes:
+        folder: the folder.
+        within: folder in which all files must be, also the targets of symbolic links.
+        stamp: identification of the content; see `Stamp`.
     """
 
     folder: Path
@@ -69,7 +75,10 @@ class FetchedFiles(NamedTuple):
 
 
 class Sources:
-    """Fetcher of adapter files from allowed sources. It owns the threads that do the work."""
+    """Fetcher of adapter files from folders, servers and buckets.
+
+    It owns the threads that read disks and download files.
+    """
 
     def __init__(
         self,
@@ -85,7 +94,8 @@ class Sources:
         Args:
             incoming: folder for downloaded files.
             allowed: prefixes of the sources that requests may use.
-            root: another folder whose subfolders requests may use; None for no such folder.
+            root: folder whose subfolders requests may use in addition to `allowed`; None for no
+                such folder.
             max_bytes: maximum size of the weights file.
             timeout_s: maximum duration of one fetch in seconds.
         """
@@ -108,7 +118,7 @@ class Sources:
             )
 
     async def read_stamp(self, source: Source, *, trusted: bool = False) -> Stamp:
-        """Return the stamp of the source's current content. Raise the same errors as `fetch`."""
+        """Return the stamp of the current files of a source. Raise the same errors as `fetch`."""
         if source.scheme in ("file", "hf"):
             _, stamp = await self.in_thread(
                 source, partial(self._find_stamped_folder, source, trusted)
@@ -117,12 +127,10 @@ class Sources:
         return await self._run_remote(source, self._read_remote_stamp(source, trusted))
 
     async def read_stamps(self, sources: Iterable[Source]) -> list[Stamp | None]:
-        """Return the stamps of local sources in the same order, None for a missing source.
+        """Return the stamps of local sources in the same order, with None for a missing source.
 
-        The sources must come from the configuration, because this method does not check if requests
-        may use them.
-
-        Raise `SourceUnavailable` if a disk does not respond in time.
+        All sources must come from the configuration, because this method does not check if requests
+        may use them. Raise `SourceUnavailable` if a disk does not respond in time.
         """
 
         def stamps() -> list[Stamp | None]:
@@ -141,15 +149,16 @@ class Sources:
 
         Args:
             source: the source.
-            who: identifies the caller. Callers with the same value download one after the other.
+            who: name of the caller. If several calls have the same name, they download one after
+                the other.
             trusted: True if the source comes from the configuration, not from a request. A trusted
                 source need not be in the list of allowed sources.
 
         Raises:
             SourceNotAllowed: requests may not use this source.
-            SourceUnavailable: the source cannot be read, or not in time.
+            SourceUnavailable: the source cannot be read, or does not respond in time.
             MissingFile: a required file does not exist.
-            TooLarge: a file exceeds its limit.
+            TooLarge: a file exceeds its size limit.
             CorruptFile: a file's size differs from the size that the server announced.
             StoreError: the local disk is full or fails.
         """
@@ -178,8 +187,8 @@ class Sources:
     async def in_thread(self, source: object, work: Callable[[], T]) -> T:
         """Run `work` in a thread for disk access, and return its result.
 
-        These threads are used for nothing else, so a disk that hangs blocks no other work. Raise
-        `SourceUnavailable` after the timeout; the message names `source`.
+        If a disk does not respond, only these threads are blocked, and all other work continues.
+        Raise `SourceUnavailable` after the timeout; the message names `source`.
         """
         loop = asyncio.get_running_loop()
         return await self._wait_in_time(source, loop.run_in_executor(self._threads, work))
@@ -187,7 +196,7 @@ class Sources:
     async def _run_remote(self, source: Source, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the event loop for downloads, and return its result.
 
-        If the caller is cancelled, `work` is cancelled, too.
+        If the caller of this method is cancelled, `work` is cancelled, too.
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -328,9 +337,10 @@ def _build_stamp(source: Source, found: Iterable[RemoteFile | None]) -> Stamp:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return the stamp of an adapter's folder. This function blocks.
+    """Return the stamp of an adapter's folder. The stamp identifies the content of its files.
 
-    The stamp changes when any of the adapter's files is replaced or written to.
+    The stamp changes when any of the adapter's files is replaced or written to. This function
+    blocks.
     """
 
     def status(name: str) -> object:

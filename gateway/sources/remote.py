@@ -28,17 +28,19 @@ _CHUNK_BYTES = 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
-# Status codes of servers that do not support HEAD, or whose signed URLs are valid only for GET.
+# Status codes for which a HEAD request is repeated as GET. Some servers do not support HEAD, and
+# some signed URLs are valid only for GET.
 _NO_HEAD_STATUSES = (400, 401, 403, 405, 501)
 _ABSENT_STATUSES = (404, 410)
 
 
 class RemoteFile(NamedTuple):
-    """Properties of a remote file.
+    """Size and version of a remote file.
 
     Attributes:
         size: size in bytes; None if unknown.
-        tag: a text that changes with the content (ETag or date); "" if the server sends none.
+        tag: the file's ETag or modification date, which changes with its content; "" if the server
+            sends neither.
     """
 
     size: int | None
@@ -115,7 +117,8 @@ class Https:
     def _follow_redirect(self, name: str, url: str) -> Source:
         """Return the target of a redirect. Raise `SourceNotAllowed` if the target is not allowed.
 
-        The target has no user and password: the original source's are never sent to it.
+        The returned source has no user and password. Those of the original source are therefore
+        never sent to the target.
         """
         if url.startswith("https://"):
             source = parse(url)
@@ -209,10 +212,10 @@ async def open_location(
 
 
 def _load_trust() -> ssl.SSLContext | bool:
-    """Return the value for httpx's parameter `verify`.
+    """Return the certificate authorities for https servers, as httpx's parameter `verify`.
 
-    This is a TLS context with the certificate authorities in SSL_CERT_FILE. If SSL_CERT_FILE is not
-    set, it is True, which means httpx's default authorities.
+    The result is a TLS context with the certificate authorities in SSL_CERT_FILE. If SSL_CERT_FILE
+    is not set, the result is True, which means httpx's default authorities.
     """
     file = os.environ.get("SSL_CERT_FILE")
     return _watch_trust(Path(file)).value if file else True

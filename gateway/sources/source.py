@@ -2,8 +2,8 @@
 
 A source is an absolute folder, ``https://HOST/FOLDER``, ``s3://BUCKET/FOLDER`` or
 ``hf://OWNER/NAME[@REVISION]``. The adapter's files are in this folder. HTTP requests are built only
-from validated components of the URL, because libraries and servers might parse the original text in
-another way.
+from the validated parts of the URL, never from the original text. HTTP libraries and servers may
+parse an unusual URL differently than this module.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Source:
     """A parsed source.
 
     Attributes:
-        scheme: the protocol or location.
+        scheme: the type of the source; "file" for a folder on this machine.
         authority: the host of an ``https`` source, with the port unless it is 443; the bucket of an
             ``s3`` source; "" for other sources.
         path: the components of the path, with the %-encoding of the original text.
-        revision: branch, tag or commit of an ``hf`` source, if given.
-        user: ``NAME:PASSWORD`` of an ``https`` source, if given. Secret.
-        query: query string of an ``https`` source. Secret.
+        revision: branch, tag or commit of an ``hf`` source; None if not given.
+        user: ``NAME:PASSWORD`` of an ``https`` source; None if not given. This is a secret.
+        query: query string of an ``https`` source. This is a secret, for example a signature.
     """
 
     scheme: Scheme
@@ -65,7 +65,7 @@ class Source:
     def is_below(self, prefix: Source) -> bool:
         """Return True if this source equals `prefix` or is in a folder below `prefix`.
 
-        Path components are compared completely: ``s3://a/lora-2`` is not below ``s3://a/lora``.
+        Complete folder names are compared: ``s3://a/lora-2`` is not below ``s3://a/lora``.
         """
         return (self.scheme, self.authority) == (prefix.scheme, prefix.authority) and (
             self.path[: len(prefix.path)] == prefix.path
@@ -76,7 +76,10 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """Parse a source. Raise `InvalidSource` if it is invalid; the message contains no secret."""
+    """Parse the text of a source. Raise `InvalidSource` if the text is invalid.
+
+    The error's message contains no secret.
+    """
     source = parse_prefix(text)
     if source.scheme == "hf" and len(source.path) < 2:
         raise _invalid_source(source, "hf://OWNER/NAME@REVISION")
@@ -127,10 +130,10 @@ def _parse_https(netloc: str, port: int | None, host: str, path: str, query: str
 
 
 def _parse_path(path: str, *, quoted: bool = True) -> tuple[str, ...]:
-    """Return the components of a path.
+    """Return the folder and file names in a path.
 
-    Raise `InvalidSource` for a component that some server might interpret as ``..``, or as several
-    components.
+    Raise `InvalidSource` for a name that some server might interpret as ``..``, or as several
+    names.
     """
     names = tuple(path.strip("/").split("/")) if path.strip("/") else ()
     for name in names:

@@ -40,19 +40,24 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Resolver(Protocol[R_co]):
-    """Object that finds a model by name."""
+    """Object that finds what serves a model, given the model's name."""
 
     def resolve(self, model: str) -> R_co:
-        """Return the model of this name. Raise ModelNotFound for an unknown name."""
+        """Return the object that serves the model of this name.
+
+        Raise ModelNotFound if no model has this name.
+        """
 
 
 class _Keys(NamedTuple):
-    """Valid keys, by hash.
+    """All keys that are accepted, as hashes.
 
     Attributes:
-        tenants: tenant of each key in the configuration file; None if requests need no key.
+        tenants: tenants by the hash of their key in the configuration file; None if requests need
+            no key.
         admins: hashes of admin keys.
-        issued: tenant and record of each key created over the API; None until these are loaded.
+        issued: (tenant, record) of each key that was created over the API, by the key's hash; None
+            until these keys are loaded.
     """
 
     tenants: Mapping[str, Tenant] | None
@@ -61,7 +66,7 @@ class _Keys(NamedTuple):
 
 
 class Access:
-    """Valid keys, and the rights of their owners.
+    """Check of the API keys in requests, and of the models that a tenant may use.
 
     `update` replaces the keys of the configuration file. `set_issued_keys` replaces the keys that
     were created over the API.
@@ -80,9 +85,10 @@ class Access:
         self._names: dict[tuple[str, ...], str] = {}
         """Cache of `find_tenant_name`: tenants' names by the credentials of a request."""
         self.uses: dict[str, int] = {}
-        """Times of the last use of issued keys, by the key's id.
+        """Time at which each issued key was last used, by the key's id.
 
-        Times are in seconds since 1970, rounded down to a minute. `take_uses` resets them.
+        Times are in seconds since 1970, rounded down to a full minute. `take_uses` empties the
+        mapping.
         """
 
     def update(self, configuration: Configuration) -> None:
@@ -93,15 +99,16 @@ class Access:
     def set_issued_keys(self, records: Records) -> None:
         """Replace the keys that were created over the API.
 
-        Until the first call, any key that is not in the configuration file may be an issued key.
-        `tenant` therefore raises KeysUnavailable instead of InvalidKey for such a key.
+        Until the first call, any key that is not in the configuration file may be a valid issued
+        key. `tenant` therefore raises KeysUnavailable for such a key. From then on, it raises
+        InvalidKey for unknown keys.
         """
         if records is not self._records:
             self._records = records
             self._apply_keys()
 
     def take_uses(self) -> Uses:
-        """Return the last uses of issued keys since the previous call, and reset them."""
+        """Return `uses`, the times of last use since the previous call, and empty `self.uses`."""
         uses, self.uses = self.uses, {}
         return uses
 
@@ -149,8 +156,8 @@ class Access:
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
         """Return the name of the tenant whose key is in `credentials`. Return "" if unknown.
 
-        Never admit a request because of this result: the key may have expired. `tenant` checks
-        that.
+        The key may have expired. Never admit a request because of this result: call `tenant`, which
+        also checks the expiry.
         """
         tenants, _, issued = self._keys
         if tenants is None:
@@ -185,8 +192,9 @@ class Access:
         tenant = tenants.get(given)
         if tenant is None:
             return self._find_issued(given)
-        # Compare in constant time. The dict lookup above is not in constant time, which is safe: it
-        # uses a hash of the key, so its duration reveals nothing about a valid key.
+        # Compare in constant time, so that the duration reveals nothing about a valid key. The dict
+        # lookup above need not take constant time: it uses a hash of the key, and an attacker
+        # cannot choose keys by their hash.
         if not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
         return tenant
@@ -244,8 +252,9 @@ class Access:
     def is_admin(self, credentials: Sequence[str]) -> bool:
         """Return True if the credentials of a request include an admin key.
 
-        Used by endpoints that need no admin key, so a key that is no admin key does not count as a
-        wrong key. Guessing an admin key this way is infeasible: it has at least 32 characters.
+        Endpoints that need no admin key call this. Another key is therefore not counted as a wrong
+        admin key. Clients cannot guess an admin key through these endpoints, because an admin key
+        has at least 32 characters.
         """
         try:
             given = _hash_presented_keys(credentials)
@@ -258,7 +267,7 @@ class Access:
         return tenant is None or tenant.may_use(name, self._base)
 
     def route(self, router: Resolver[R_co], tenant: Tenant | None, model: str) -> R_co:
-        """Return the result of `router.resolve(model)` if the tenant may use the model.
+        """Return what `router` finds for the model's name, if the tenant may use the model.
 
         Raises:
             ModelNotFound: the model does not exist, or is in another tenant's namespace. The error
@@ -314,25 +323,25 @@ def _parse_keys(credentials: Sequence[str]) -> list[str]:
 
 
 class KeysLatch:
-    """Latch that the first configuration with API keys sets until the gateway is restarted.
+    """Flag that requires API keys until the gateway is restarted, once a configuration has keys.
 
-    While the latch is set, a configuration without keys is refused. Workers share the latch through
-    a file in their common folder. A worker that replaces a crashed worker therefore also requires
-    keys.
+    The first configuration with API keys sets the flag. While the flag is set, a configuration
+    without keys is refused. Workers share the flag through a file in their common folder. A worker
+    that replaces a crashed worker therefore also requires keys.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._mark = None if folder is None else folder / "keys-are-on"
         self._on = False
         self.problem = ""
-        """Error text if the other workers cannot be notified that keys are required, else ""."""
+        """Error text if the file for the other workers could not be written, else ""."""
 
     @property
     def on(self) -> bool:
         return self._on or (self._mark is not None and self._mark.exists())
 
     def update(self, configuration: Configuration) -> None:
-        """Set the latch if the configuration requires keys.
+        """Set the flag if the configuration requires keys.
 
         Call this for each configuration that is applied.
         """
@@ -347,9 +356,11 @@ class KeysLatch:
 
 
 def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
-    """Return the reason why a configuration without keys must be refused.
+    """Return the reason why a configuration that requires no API keys must be refused.
 
-    Return None if the configuration requires keys, or if requests without a key are allowed.
+    Return None if the configuration requires keys, or if it may be applied without keys. The latter
+    is the case if `latch` is not set, and either GATEWAY_ALLOW_ANONYMOUS is true, or there is no
+    configuration file and only this machine can reach the gateway.
     """
     if configuration.tenants is not None:
         return None
@@ -374,9 +385,10 @@ def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configura
 def find_unservable(
     settings: Settings, latch: KeysLatch, configuration: Configuration
 ) -> tuple[FieldPath, str] | None:
-    """Return a field of the configuration that conflicts with the settings, and the reason.
+    """Return a field of the configuration that this gateway cannot apply, and the reason.
 
-    Return None if there is no conflict.
+    For example, a model may have the same name as the base model in the settings. Return None if
+    the gateway can apply the configuration.
     """
     if (reason := find_exposure(settings, latch, configuration)) is not None:
         return (), reason
@@ -410,7 +422,7 @@ def load_configuration_file(
     Args:
         settings: the settings of this process.
         workers: folder that all workers of a gateway share; None without workers.
-        also: additional check, called with each configuration that passes all other checks.
+        also: additional check, called with each configuration that has passed the other checks.
 
     Raises:
         ConfigurationError: the file cannot be read, or a check refuses the configuration.

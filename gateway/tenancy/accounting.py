@@ -1,8 +1,8 @@
 """Accounting of requests that generate text.
 
-The tokens of a request are reserved in its tenant's limits before generation starts. At the end of
-the request, the used tokens are settled, and one usage record is written. Without tenants and
-without a usage log, nothing is recorded.
+Before generation starts, the tokens that a request may need are reserved in its tenant's limits. At
+the end of the request, the used tokens are charged, the unused tokens are given back, and one usage
+record is written. Without tenants and without a usage log, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from gateway.tenancy.limits.reservation import Reservation
 from gateway.tenancy.usage_log import UsageRecord
 
 # Number of tokens that are reserved at the start of a choice without max_tokens. More tokens are
-# reserved while the choice runs. If the entire context were reserved at once, most such requests
-# would be refused. A beam search does reserve its maximum at once, because its progress is unknown
-# and it cannot be ended early.
+# reserved while the choice runs. If all tokens that fit into the engine's context were reserved at
+# once, most such requests would be refused. A beam search must reserve its maximum at once: the
+# number of tokens generated so far is unknown, and it cannot be ended early.
 _UNSTATED_TOKENS = 1024
 # Interval at which the used tokens of running requests are recorded.
 _RECORD_INTERVAL_S = 0.5
-# Minimum of unused tokens that each running choice without max_tokens should have reserved.
+# If a running choice without max_tokens has fewer unused reserved tokens than this, more tokens are
+# reserved.
 _MIN_AHEAD_TOKENS = 128
 _CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
@@ -44,11 +45,13 @@ log = logging.getLogger(__name__)
 
 
 class Account:
-    """Account of one request, as an async context manager.
+    """Reserved and used tokens of one request, as an async context manager.
 
-    Enter the account before generation, and leave it when the response has ended. `quotas` has the
-    usage of the tenant's limits, by name, with this request counted. `is_fully_reserved` is True if
-    all tokens that the request may generate are already reserved.
+    Generation must run within the context. At the end of the context, the used tokens are charged.
+
+    `quotas` has the usage of the tenant's limits, by name of the limit. The usage includes this
+    request. `is_fully_reserved` is True if all tokens that the request may generate are already
+    reserved.
     """
 
     def __init__(
@@ -95,9 +98,10 @@ class Account:
             # A non-streaming response has timed out. Charge the tokens that the engine has
             # generated, as for a stream that sends its tokens before the timeout.
             ours = False
-        # Charge nothing if the service failed before the first token. If the client caused the
-        # failure, charge all prompts that were sent to an engine, and an estimate of the tokens
-        # that the engine has generated but not reported (beam searches, non-streaming responses).
+        # If the service has failed before the first token, charge nothing. If the client has caused
+        # the failure, charge all prompts that were sent to an engine. Also charge an estimate of
+        # the tokens that the engine has generated but not reported: beam searches and non-streaming
+        # responses report their tokens only at their end.
         if error is None:
             prompt = batch.prompt_tokens
         else:
@@ -128,13 +132,13 @@ class Account:
         """Record the tokens used since the last call, and reserve more if necessary.
 
         Choices without max_tokens get further tokens as long as the tenant's limits allow it. If a
-        limit refuses further tokens and the reserved tokens are nearly used, all choices are ended
-        as if they had reached max_tokens.
+        limit refuses further tokens and few reserved tokens are left, all choices are ended as if
+        they had reached max_tokens.
         """
         reservation, meter = self._reservation, self._batch.meter
-        # Record nothing before the first token, because a failure until then is free. (Beam
-        # searches report their tokens only at their end.) Until then, limits count the reserved
-        # tokens.
+        # Record nothing before the first token, because the request is free if the service fails
+        # until then. The limits count the reserved tokens meanwhile. Beam searches report their
+        # first token only at their end.
         if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
@@ -164,13 +168,13 @@ class Accounting:
         logs_anonymous: bool,
         log_problem: Callable[[], str] = lambda: "",
     ) -> None:
-        """Start without accounts.
+        """Create the object. It has no accounts yet.
 
         Args:
             limits: the tenants' limits.
             record: called with the usage of each admitted request at its end.
             model: the base model's name.
-            logs_anonymous: also record requests without a tenant.
+            logs_anonymous: True to also record the usage of requests without a tenant.
             log_problem: returns an error text if the usage log cannot be written, else "".
         """
         self._limits = limits
@@ -184,16 +188,16 @@ class Accounting:
 
     @property
     def counts_alone(self) -> bool:
-        """See `Limits.counts_alone`."""
+        """True while this process counts limits without Redis, although Redis is configured."""
         return self._limits.counts_alone
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """See `BudgetUsage.nearly_used`."""
+        """Warning texts for budgets that are at least 80 % used, by ``TENANT BUDGET``."""
         return self._limits.nearly_used
 
     def report_limits(self, tenant: str) -> dict[LimitName, Quota]:
-        """See `Limits.report`."""
+        """Return the usage of a tenant's limits at the tenant's last request to this process."""
         return self._limits.report(tenant)
 
     def begin(self, account: object) -> None:
@@ -204,7 +208,7 @@ class Accounting:
         self._ended.set()
 
     async def record_usage(self) -> None:
-        """Record the usage of running requests regularly. Runs until cancelled."""
+        """Call `Account.record_usage` regularly for all running requests. Run until cancelled."""
         while True:
             await asyncio.sleep(_RECORD_INTERVAL_S)
             try:
@@ -232,8 +236,9 @@ class Accounting:
 
         Args:
             tenant: the request's tenant; None if requests need no key.
-            slots: number of `concurrent_requests` that the request takes. The returned reservation
-                holds them until it is closed; use it in a `with`.
+            slots: number of slots of `concurrent_requests` that the request takes. The returned
+                reservation holds these slots until it is closed. Use the reservation in a `with`
+                block.
 
         Raises:
             RateLimited: a limit is reached.
@@ -252,7 +257,9 @@ class Accounting:
         stated: bool,
         status_of: Callable[[BaseException | None], int],
     ) -> Account:
-        """Reserve the tokens of a counted request. The returned account closes the reservation.
+        """Reserve the tokens that a request may need, after `count` has counted the request.
+
+        Return the request's account. At its end, the account also closes the reservation.
 
         Args:
             request: the request's context.

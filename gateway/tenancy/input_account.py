@@ -17,10 +17,12 @@ _CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
 
 class InputAccount:
-    """Account of one request, as an async context manager around the calls of a model.
+    """Input tokens of one request that its tenant is charged for, as an async context manager.
 
-    `add_sent_tokens` counts the tokens that are sent to a model. If the client aborts the request,
-    the tokens sent so far are charged. If the service causes a failure, the request is free.
+    All calls of a model for the request must be made within the context. After each call,
+    `add_sent_tokens` counts the tokens that were sent to the model. If the client aborts the
+    request, the tokens sent so far are charged. If the service causes a failure, nothing is
+    charged.
     """
 
     def __init__(
@@ -34,10 +36,10 @@ class InputAccount:
         model: str,
         status_of: Callable[[BaseException | None], int],
     ) -> None:
-        """Open an account.
+        """Create the account. Entering the context starts it.
 
         Args:
-            accounting: the accounts of this process.
+            accounting: the accounts of all requests of this process.
             request: the request's context.
             reservation: the slots and tokens of the tenant's limits that the request holds.
             request_id: id of the usage record, which is also in the response's id, if there is one.

@@ -37,8 +37,8 @@ class UsageRecord:
             unique.
         tenant: the tenant's name; None if requests need no key.
         model: name of the base model, or of the embedding or ranking model.
-        adapter: the LoRA adapter's name, or None.
-        adapter_version: ``NAME@DIGEST``, or None.
+        adapter: the LoRA adapter's name; None without an adapter.
+        adapter_version: the adapter's name and digest, ``NAME@DIGEST``; None without an adapter.
         prompt_tokens: tokens of the prompts that were sent to the engine; 0 if the service caused a
             failure before the first token.
         cached_tokens: prompt tokens that the engine had cached.
@@ -151,11 +151,10 @@ class UsageLog:
         self._recent.append(line)
 
     def _blank(self, size: int) -> bool:
-        """Overwrite the last `size` bytes of the file with a blank line. Return True on success.
+        """Overwrite an incomplete line at the end of the file. Return True on success.
 
-        Called for an incomplete line. Overwriting works even if the disk is full. The file is not
-        truncated, because another process may have appended a line meanwhile. The blank line ends
-        with a newline, so the other process' line starts at the beginning of a line.
+        The last `size` bytes become a line of spaces. This works even if the disk is full. The file
+        cannot be truncated instead, because another process may have appended its line meanwhile.
         """
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:

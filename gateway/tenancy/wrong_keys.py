@@ -11,7 +11,7 @@ MAX_ADDRESSES = 1024
 
 
 class WrongKeys:
-    """Number of wrong keys by address. A count restarts a minute after its first wrong key.
+    """Numbers of wrong keys by client address. A count ends one minute after its first wrong key.
 
     At most `MAX_ADDRESSES` addresses are stored. The address whose last wrong key is oldest is
     dropped first. All IPv6 addresses in one /64 network share a count, because such a network
@@ -19,12 +19,15 @@ class WrongKeys:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without counts. `clock` returns a monotonic time in seconds."""
+        """Create an empty counter. `clock` returns a monotonic time in seconds."""
         self._clock = clock
         self._counts: dict[bytes, tuple[float, int]] = {}
 
     def count(self, address: str | None) -> int:
-        """Count a wrong key of an address. Return the address' number of wrong keys this minute."""
+        """Count a wrong key that a client has sent.
+
+        Return the number of wrong keys from this address since the start of its current minute.
+        """
         network, now = _network(address), self._clock()
         began, number = self._counts.pop(network, (now, 0))
         if now - began >= WINDOW_S:

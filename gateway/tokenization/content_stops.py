@@ -1,7 +1,7 @@
-"""Search for stop strings in responses that may contain reasoning, which is not searched.
+"""Search for stop strings in responses that may contain reasoning.
 
-The input of the classes is the raw text of a response with its markup. Their output is the same
-text, unchanged up to the stop string.
+Only the content of a response is searched, not the reasoning. The classes receive the text of a
+response with its markup. They return the same text, cut at the first stop string.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyS
 class TaggedStops:
     """Search for stop strings after the closing tag of the reasoning.
 
-    A text without reasoning is searched from its beginning. A text that may begin with the opening
-    tag is held back until more text shows whether it does.
+    A text without reasoning is searched from its beginning. If a text may begin with the opening
+    tag, it is held back until more text shows if it does.
     """
 
     def __init__(self, stops: StopStrings, tags: Tags, *, starts_open: bool) -> None:
@@ -40,7 +40,7 @@ class TaggedStops:
         self._undecided: list[str] = []
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be sent and the stop string; see `StopStrings.split_at_stop`."""
+        """Return text that may be sent, and the stop string, as `StopStrings.split_at_stop`."""
         if self._splitter.state == "content":
             return self._stops.split_at_stop(text)
         before, content = self._split(text)
@@ -68,14 +68,15 @@ class TaggedStops:
     def _split(self, text: str) -> tuple[str, str]:
         """Split the held-back text and `text` into the reasoning with its tags, and the content.
 
-        While the text may still begin with the opening tag, return ("", `text`).
+        If it is still unknown if the response begins with the opening tag, return ("", `text`).
         """
         size = sum(len(e.text) for e in self._splitter.split(text) if isinstance(e, Content))
         if self._splitter.state == "start":
             return "", text
         text = "".join([*self._undecided, text])
         self._undecided.clear()
-        # Limit `size`: it may count text that `skip` has returned, which is not in `text`.
+        # Limit the size of the content: `size` may include text that was passed to `skip` earlier,
+        # which is not in `text`.
         start = max(len(text) - size, 0)
         return text[:start], text[start:]
 
@@ -96,7 +97,7 @@ class HarmonyStops(HarmonyParser):
         self._written = ""  # content that the parser has found in the current piece of text
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be sent and the stop string; see `StopStrings.split_at_stop`."""
+        """Return text that may be sent, and the stop string, as `StopStrings.split_at_stop`."""
         self._matches = True
         self.parse(text)
         return self._take_shown(), self._stopped
@@ -140,7 +141,10 @@ class HarmonyStops(HarmonyParser):
         self._written += text
 
     def _add(self, text: str) -> None:
-        """Output text. Search the content that the parser has just found at the text's end."""
+        """Append text to the result, up to a stop string.
+
+        Only the end of `text` is searched: the content in `_written`, which the parser has found.
+        """
         content = ""
         if self._matches and self._kind != "reasoning" and text.endswith(self._written):
             content = self._written

@@ -1,12 +1,13 @@
 """Encoding of control tokens in messages as plain text, so clients cannot inject chat turns.
 
 A tokenizer encodes `<|im_end|>` as a control token wherever that text occurs. In a chat, only the
-template may write control tokens. If a client's message contains the text of a control token, three
-steps encode that text as plain text:
+chat template may write control tokens. If a client's message contains the text of a control token,
+three steps encode this text as plain text:
 
-1. Before the chat is rendered, a stand-in replaces the control token in the client's message.
-2. In the rendered chat, an alias replaces each control token, and the client's text replaces each
-   stand-in.
+1. Before the chat is rendered, each control token in the message is replaced by a stand-in: a
+   random text that no client can guess.
+2. In the rendered chat, all control tokens now come from the template. Each of them is replaced by
+   another random text, its alias. Then each stand-in is replaced by the client's original text.
 3. A second tokenizer encodes the result. Only the aliases are control tokens for this tokenizer.
 
 The second tokenizer uses the same model as the first, so all other text has its usual ids.
@@ -29,8 +30,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.errors import InvalidRequest
 
-# Code points and number of the random characters with which aliases and stand-ins begin. Clients
-# cannot guess these characters.
+# Range and number of the random characters with which aliases and stand-ins begin. Clients cannot
+# guess these characters.
 _PRIVATE = range(0xE000, 0xF900)
 _SECRET_CHARS = 8
 # Size of the chunks in which messages are searched. A search holds the GIL, so one search of
@@ -58,7 +59,13 @@ class GuardedText:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """A control token, its alias in the template's text, and its stand-in in a client's text."""
+    """A control token, and the random texts that replace it.
+
+    Attributes:
+        token: the text of the control token.
+        alias: replaces the token in the template's text.
+        stand_in: replaces the token in a client's text.
+    """
 
     token: str
     alias: str
@@ -95,9 +102,10 @@ class ControlTokens:
             and token.content not in harmless
         }
         self.ids = frozenset(control)
-        """Ids of control tokens."""
+        """Token ids of the control tokens."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARS))
-        # Sort the longest first: a token that is a part of another token must come after it.
+        # Sort the tokens by length, the longest first. Otherwise, a token that is a part of a
+        # longer token would be replaced within the longer token.
         self._control = [
             _Control(content, f"{secret}{n};", f"{secret}c{n};")
             for n, content in enumerate(
@@ -107,9 +115,10 @@ class ControlTokens:
         hidden = {each.token: each.stand_in for each in self._control}
         unchanged = {}
         if replaced:
-            # Do not hide the words that the template replaces: the template must find them. If a
-            # replacement turns a client's text into a control token, the client has written the
-            # token's first letter. So hide the first letters of all control tokens, too.
+            # Do not replace the words that the template itself replaces, because the template must
+            # find these words. If the template's replacement then turns a client's text into a
+            # control token, the client has written at least the token's first letter. So also
+            # replace the first letters of all control tokens by stand-ins.
             words = (*harmless, *replaced)
             unchanged = {word: word for word in words if not any(token in word for token in hidden)}
             first = sorted({token[0] for token in hidden})
@@ -117,22 +126,25 @@ class ControlTokens:
         self._tokens = _make_replacer(unchanged | hidden)
         self._stand_ins = _make_replacer({stand_in: word for word, stand_in in hidden.items()})
         self._aliases = _make_replacer({each.token: each.alias for each in self._control})
-        # Search messages in their JSON text. JSON escapes each character independently, so the JSON
-        # of a message contains the JSON of each token in the message.
+        # Search for control tokens in the JSON text of the messages. JSON escapes each character
+        # separately. If a message contains a token, its JSON text therefore contains the JSON text
+        # of the token.
         written = [
             orjson.dumps(word)[1:-1]
             for word in (*[each.token for each in self._control], *replaced)
         ]
         self._written = re.compile(build_alternation([word.decode() for word in written]).encode())
         self._longest = max(map(len, written), default=0)
-        # The tokenizer searches for some tokens in the normalized text. Clients can write such a
-        # token with other characters, so searching for its text is not enough: hide always.
+        # If the tokenizer normalizes text, a client can write some control tokens with other
+        # characters. A search for the token's text does not find them. So do not search, but always
+        # use stand-ins.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
         self._always = normalizes and any(token.normalized for token in control.values())
         self.tokenizer = Tokenizer(tokenizer.model)
-        """The second tokenizer, for aliased texts.
+        """The second tokenizer, which encodes aliased texts.
 
-        Its ids of added tokens differ from the first tokenizer's ids. `encode` converts them.
+        Its ids of added tokens differ from the ids of the first tokenizer. `encode` converts these
+        ids.
         """
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(tokenizer, part)) is not None:
@@ -186,8 +198,8 @@ class ControlTokens:
     def encode(self, aliased: str) -> array[int]:
         """Return the token ids of an aliased text, or of a part of it.
 
-        Raises InvalidRequest if text other than an alias is encoded as a control token. This
-        happens if the vocabulary of the tokenizer's model contains the control token.
+        Raises InvalidRequest if the tokenizer encodes a client's text as a control token. This
+        happens if a control token is also in the vocabulary of the tokenizer's model.
         """
         [encoding] = self.tokenizer.encode_batch_fast([aliased], add_special_tokens=False)
         ids = encoding.ids

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from gateway.tokenization.prompts import Prompts
 
 _MAX_CACHED_ANSWERS = 16
-# Maximum difference between two vocabularies of the same tokenizer: number and fraction of tokens
-# that only one vocabulary has. Two files of one tokenizer may differ in special tokens.
+# Maximum number of tokens that only one of two vocabularies has, if both are from the same
+# tokenizer. The limit is the larger of a number and a fraction of all tokens. Two files of one
+# tokenizer may differ in special tokens.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
@@ -33,7 +34,7 @@ class TokenizerIdentity:
         self._difference = lru_cache(_MAX_CACHED_ANSWERS)(self._compare)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text. With `special`, include the special tokens around it."""
+        """Return the ids of a text, with special tokens around it if `special` is True."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def are_added(self, first: int) -> bool:
@@ -41,10 +42,11 @@ class TokenizerIdentity:
         return all(each in self._added for each in _tokens(self._tokenizer) if each >= first)
 
     def difference_from(self, folder: Path, text: str) -> str | None:
-        """Describe the difference of the tokenizer in another folder. Return None if it is equal.
+        """Describe how the tokenizer in another folder differs. Return None if it does not differ.
 
-        The tokens and the ids of `text` are compared. The description has no subject, as in "has
-        32000 tokens; here: 32001.". Slow, because the other tokenizer is loaded.
+        The tokens and the ids of `text` are compared. The description has no subject, so that the
+        caller can write one before it: "has 32000 tokens; here: 32001.". This method is slow,
+        because it loads the other tokenizer.
 
         Raises OSError if the folder's tokenizer.json is missing or cannot be read, and ValueError
         if the file is broken.

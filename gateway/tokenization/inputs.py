@@ -15,10 +15,10 @@ from gateway.tokenization.token_reach import token_reach
 
 
 class InputIds(NamedTuple):
-    """The token ids of an input.
+    """The token ids of an input for an embedding or ranking model.
 
-    `types` has the token type of each id: 1 in the second text of a pair, otherwise 0. `types` is
-    empty if all types are 0.
+    `types` has the token type id of each token: 1 in the second text of a pair, otherwise 0.
+    `types` is empty if all token type ids are 0.
     """
 
     ids: array[int]
@@ -26,7 +26,7 @@ class InputIds(NamedTuple):
 
 
 class InputTokenizer:
-    """A tokenizer that adds the special tokens around inputs."""
+    """Tokenizer of one model. It adds the model's special tokens to each input."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         # Turn off truncation and padding, which tokenizer.json may have turned on. The gateway
@@ -60,7 +60,8 @@ class InputTokenizer:
         """Return the ids of each input, which is one text or a pair of texts."""
         found = []
         for texts in inputs:
-            # Encode one input at a time: for a batch, the library would use several threads.
+            # Encode one input at a time. The Rust library tokenizers would encode a batch in
+            # several threads.
             given = texts[0] if len(texts) == 1 else texts
             [encoding] = self._tokenizer.encode_batch_fast([given], add_special_tokens=True)
             types = bytes(encoding.type_ids) if len(texts) > 1 else b""

@@ -1,7 +1,8 @@
-"""Positions at which a text can be cut into parts that are encoded separately.
+"""Splitting of a text into parts that can be encoded separately.
 
-The ids of the parts, joined, must be the ids of the text. This is true for cuts before a lone space
-if the tokenizer begins a word there. A space is lone if no other white space is beside it.
+If the token ids of the parts are joined, the result must be the ids of the complete text. A text
+may be split before a lone space, which is a space without other white space beside it. This is
+correct only for tokenizers that begin a word at each lone space.
 """
 
 from __future__ import annotations
@@ -10,31 +11,34 @@ import re
 from collections.abc import Iterator, Sequence
 
 BLOCK_CHARS = 8192
-# Maximum length of a block that is encoded on the event loop. A block of cached words takes 0.3 ms
-# of CPU, and any other block at most 5 ms (tests/gateway/tokenization/test_word_ids has the slowest
-# blocks). A longer text without lone spaces is encoded by the tokenizers library in a thread.
+# Maximum length of a block that is encoded on the event loop. If the ids of all its words are
+# cached, encoding takes 0.3 ms of CPU. Any other block takes at most 5 ms
+# (tests/gateway/tokenization/test_word_ids has the slowest blocks). If a longer text has no lone
+# spaces, the Rust library tokenizers encodes it in a thread.
 MAX_BLOCK_CHARS = 12_288
 _MAX_SEARCHES = 64
 # Maximum number of characters to search for a lone space, which takes up to 1 ms of CPU. If the
-# search finds no lone space, the library encodes the rest of the text.
+# search finds no lone space, the Rust library encodes the rest of the text.
 _MAX_GAP_CHARS = 65_536
 
 
 class LoneSpaces:
-    """Cutter of texts at lone spaces, for a tokenizer that begins a word at each lone space."""
+    """Splitter of texts at lone spaces, for a tokenizer that begins a word at each lone space."""
 
     def __init__(self, piece_start: re.Pattern[str]) -> None:
-        """Compile the search for lone spaces.
+        """Prepare the search for lone spaces.
 
-        `piece_start` matches the text after a lone space if a word begins at that space.
+        `piece_start` matches the text after a lone space if the tokenizer begins a word at that
+        space.
         """
         self._starts_piece = piece_start.match
         self._search = re.compile(rf" (?<=\S )(?={piece_start.pattern})").search
 
     def cut_blocks(self, text: str) -> Iterator[str]:
-        """Yield the blocks of a text. The ids of all blocks, joined, are the ids of the text.
+        """Yield the blocks of a text, which are split at lone spaces.
 
-        A block is longer than `MAX_BLOCK_CHARS` only if no lone space is found where it should end.
+        The joined token ids of the blocks are the ids of the text. A block has at most
+        `MAX_BLOCK_CHARS` characters, except if there is no lone space near the end of the block.
         """
         start = 0
         while len(text) - start > MAX_BLOCK_CHARS:
@@ -47,16 +51,20 @@ class LoneSpaces:
     def find_spans(
         self, pieces: Sequence[str], indices: Sequence[int]
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return ranges of pieces that must be encoded together, and pieces to encode alone.
+        """Return which pieces of a text must be encoded together, and which can be encoded alone.
 
-        A piece between two lone spaces is encoded alone. Any other piece is encoded together with
-        its neighbours. A range is a pair of the first and the last index. The first piece of a text
-        has no space before it, so it is always in a range.
+        A piece between two lone spaces can be encoded alone. Any other piece must be encoded
+        together with its neighbours. The first piece of a text has no space before it, so it is
+        always in a range.
 
         Args:
             pieces: the pieces of a text that was split at each space.
             indices: ascending indices of the pieces to encode. All other pieces are between lone
                 spaces.
+
+        Returns:
+            The ranges of pieces to encode together, as pairs of the first and the last index. Then
+            the indices of the pieces to encode alone.
         """
         spans: list[tuple[int, int]] = []
         others: list[int] = []

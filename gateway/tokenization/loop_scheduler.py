@@ -1,4 +1,4 @@
-"""Scheduling of short steps of work on the event loop, in round-robin order of the tenants."""
+"""Scheduling of short pieces of work (steps) on the event loop, in round-robin order of tenants."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections import OrderedDict, deque
 
 
 class LoopScheduler:
-    """Round-robin scheduler of steps, by tenant. Belongs to one event loop.
+    """Round-robin scheduler of short pieces of work (steps), by tenant. Belongs to one event loop.
 
     Only one step runs per iteration of the event loop. A long text is encoded in blocks, one block
-    per step. Ten long texts therefore delay the streams of running requests no more than one long
-    text does. A short text waits for at most one block of each other tenant.
+    per step. If ten long texts are encoded at the same time, the streams of running requests are
+    delayed no more than by one long text. A short text waits for at most one block of each other
+    tenant.
     """
 
     def __init__(self) -> None:
-        # Waiting steps by tenant. The tenant that has not run a step for the longest time is first.
+        # Waiting steps by tenant. The first tenant is the tenant whose last step was the longest
+        # ago.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_taken = False
 
     async def wait_step(self, tenant: str) -> None:
-        """Wait until the caller may run one step in the current iteration of the event loop."""
+        """Wait for permission to run one step in the current iteration of the event loop."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True

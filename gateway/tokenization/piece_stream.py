@@ -1,6 +1,6 @@
-"""Conversion of an engine's output without token ids to text deltas.
+"""Conversion of an engine's text without token ids to the text deltas of a response.
 
-Handles stop strings, and determines the finish reason and the number of tokens.
+The conversion searches for stop strings, and finds the finish reason and the number of tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gateway.tokenization.text_stream import with_events
 
 
 class PieceStream:
-    """Converter of the deltas of one choice to text deltas. The last has the finish reason.
+    """Converter of the engine's deltas of one choice to text deltas.
 
-    The number of tokens is the number that the deltas report. If the deltas report no number, the
-    tokens are counted with the tokenizer.
+    The last text delta has the finish reason. The number of tokens is the number that the engine
+    reports. If the engine reports no number, the tokens are counted with the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
@@ -39,7 +39,7 @@ class PieceStream:
     def to_text(self, delta: TokenDelta) -> TextDelta:
         """Return the text delta for a delta of the engine.
 
-        Do not call this again after a result with `finish`.
+        After a text delta with a `finish` reason, do not call this method again.
         """
         self._stats = self._stats or delta.stats
         piece = delta.text or ""
@@ -65,11 +65,11 @@ class PieceStream:
 
     @property
     def at_end(self) -> bool:
-        """Always False: without token ids, it is unknown whether the engine will send more text."""
+        """Always False. Without token ids, it is unknown if the engine will send more text."""
         return False
 
     def cut_short(self) -> TextDelta:
-        """End the text as if the token limit had been reached; return the last delta."""
+        """End the text in the same way as at the token limit. Return the last delta."""
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True, tokens=0, finish="length"))
 
@@ -85,7 +85,10 @@ class PieceStream:
             self._tokens = self._text.count_all() + delta.unshown
 
     def _until_stop(self) -> int:
-        """Return the number of tokens up to the end of the stop string, even if it is not sent."""
+        """Return the number of tokens from the beginning of the text to the end of the stop string.
+
+        The tokens of the stop string are counted even if the string is not sent to the client.
+        """
         behind = self._text.text_from(self._shown)
         found = [len(stop) for stop in self._hidden if behind.startswith(stop)]
         return self._text.count_all(self._shown + max(found, default=0))

@@ -1,7 +1,8 @@
 """Tokenizer of the base model, with the chat templates of the model and of its LoRA adapters.
 
-The Rust tokenizer and a sandboxed Jinja environment are used directly, as in transformers.
-Importing transformers would cost each worker seconds at start-up and tens of megabytes.
+The module uses the Rust library tokenizers and a sandboxed Jinja environment, which transformers
+also uses. It does not import transformers, because this would cost each worker seconds at start-up
+and tens of megabytes.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ from gateway.tokenization.turn_record import StoredTurns
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
-# Number of tokens more than the limit that a text keeps when it is cut before it is tokenized.
+# Number of tokens by which a text is longer than the limit after it was cut as text. The tokens
+# next to the cut may differ from those of the original text. The token ids are truncated to the
+# limit later.
 _EXTRA_TOKENS = 64
-# Maximum length of a text that is encoded without the cache of turns: finding its turns would take
-# as long as encoding it.
+# Maximum length of a text that is encoded without `TurnCache`. Finding the turns of such a text
+# would take as long as encoding it.
 _SHORT_TEXT_CHARS = 512
 _MAX_CACHED_FORMATS = 256
 _NO_IDS: frozenset[int] = frozenset()
 
 Turn = tuple[str, "array[int]"]
-"""A turn of a chat (the text up to a token that ends a turn), and its token ids (int32)."""
+"""A turn of a chat (the text up to a token that ends the turn), and its token ids (int32)."""
 
 
 class Prompts:
@@ -162,7 +165,7 @@ class Prompts:
 
     @property
     def caches_words(self) -> bool:
-        """True if texts are encoded from cached ids of their words; see `word_ids`."""
+        """True if texts are encoded from the cached ids of their words (module `word_ids`)."""
         return self._words is not None
 
     def chat_of(self, template: ChatTemplate | None) -> ChatFormat:
@@ -206,17 +209,18 @@ class Prompts:
         if end is None:
             return self._format(template.source, self._special)
         token_id = self.tokenizer.token_to_id(end)
-        # Ignore a missing token: `accept` has already checked that the token exists, perhaps in
-        # another gateway with the same model.
+        # Ignore a missing token. `accept` has checked that this token exists, but perhaps in
+        # another gateway process with the same model.
         stop_ids = () if token_id is None else (token_id,)
         return self._format(template.source, self._special | {"eos_token": end}, stop_ids=stop_ids)
 
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
     ) -> array[int]:
-        """Return the token ids (int32) of `text`. Long text waits in the tenant's queue.
+        """Return the token ids (int32) of `text`.
 
-        Raises Overloaded if too much text is queued already.
+        A long text waits in the tenant's queue for the event loop or a thread. Raises Overloaded if
+        too much text is queued already.
         """
         if isinstance(text, GuardedText):
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
@@ -228,7 +232,7 @@ class Prompts:
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
                 return brief
-            # The word cache cannot encode this text, so do not try it again for each turn.
+            # `WordIds` cannot encode this text, so use only the Rust library for its turns.
             encoder = self._library
         encode = partial(encoder.encode, add_special_tokens=add_special_tokens, tenant=tenant)
         if not add_special_tokens:
@@ -237,19 +241,20 @@ class Prompts:
         return ids
 
     def pack_turns(self, text: str | GuardedText, stored: StoredTurns) -> bytes:
-        """Return the cached token ids of a prompt's turns as bytes, except turns in `stored`.
+        """Return the token ids of a prompt's turns as bytes, to be stored with a conversation.
 
-        The bytes have the format of `turn_record`. With these bytes, `find_turns` and `learn` can
-        later fill the turn cache of this process or another process.
+        Only turns that are in the turn cache and not in `stored` are included. The bytes have the
+        format of the module `turn_record`. Later, this process or another process can read them,
+        and add the turns to its cache with `find_turns` and `learn`.
         """
         if isinstance(text, GuardedText):
             return b""
         return turn_record.pack(self._turn_cache.cached_turns(text), self._fingerprint, stored)
 
     def find_turns(self, text: str | GuardedText, stored: StoredTurns) -> list[Turn]:
-        """Return the turns of a prompt whose ids are in `stored`, as the argument of `learn`.
+        """Return the turns of a prompt whose token ids are in `stored`.
 
-        Thread-safe.
+        Pass the result to `learn`. Thread-safe.
         """
         if isinstance(text, GuardedText):
             return []
@@ -260,16 +265,16 @@ class Prompts:
         return [(turn, ids) for turn, ids in found if ids is not None]
 
     def learn(self, turns: Iterable[Turn]) -> None:
-        """Add turns to the cache. In a prompt with these turns, `encode` tokenizes only new turns.
+        """Add turns to the turn cache. `encode` then tokenizes only the other turns of a prompt.
 
         Thread-safe.
         """
         self._turn_cache.learn(turns)
 
     def _encode_with_library(self, text: str, add_special_tokens: bool) -> array[int]:
-        # Use `encode_batch_fast`: it computes no offsets, so it takes two thirds of the time of
-        # `encode`, and it releases the GIL. Encode one text at a time: for a batch, the library
-        # would use several threads.
+        # Use `encode_batch_fast`, because it releases the GIL, and takes two thirds of the time of
+        # `encode`, since it computes no offsets. Encode one text at a time, because the Rust
+        # library would encode a batch in several threads.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
@@ -285,11 +290,11 @@ class Prompts:
         return reach is not None and reach.exceeds(text, tokens)
 
     def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
-        """Remove text that cannot be within the first or last `tokens` tokens, and return the rest.
+        """Remove text that cannot be within the first or last `tokens` tokens. Return the rest.
 
-        The text is cut at the side `cut`, and may still have more than `tokens` tokens. Some extra
-        characters are left, because a cut may change the tokens next to it. The text is not cut if
-        tokens of this tokenizer may have any length.
+        Text is removed from the side `cut`. The remaining text may still have more than `tokens`
+        tokens. It includes some extra characters, because a cut may change the tokens next to it.
+        The text is not cut if tokens of this tokenizer may have any length.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
@@ -319,10 +324,12 @@ class Prompts:
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Return the id sequences at which the engine stops, in addition to `end_id`.
 
-        These are the ids of the strings in `engine_stop`, and `further_end_ids`. An engine applies
-        `min_tokens` only to its end id. With `min_tokens`, the engine therefore gets no other ids,
-        and the gateway ends the response at `later_end_ids`. For a guided response with
-        `min_tokens`, the engine gets `further_end_ids`.
+        These are the ids of the strings in `engine_stop`, and `further_end_ids`.
+
+        With `min_tokens`, an engine ignores only its end id before this number of tokens, and no
+        other stop ids. The engine therefore gets no other stop ids, and the gateway ends the
+        response at `later_end_ids`. A guided response is an exception: its engine gets
+        `further_end_ids` also with `min_tokens`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
         if options.params.min_tokens:
@@ -330,17 +337,17 @@ class Prompts:
         return self.word_ids(options.params.engine_stop) + ends
 
     def later_end_ids(self, options: Options) -> frozenset[int]:
-        """Return the `further_end_ids` at which the gateway ends a response after `min_tokens`.
+        """Return the ids at which the gateway itself ends a response after `min_tokens` tokens.
 
-        Return an empty set without `min_tokens`. Also return an empty set for a guided response,
-        because no engine can continue after the end of a guided response.
+        These are the `further_end_ids`. The result is empty without `min_tokens`. It is also empty
+        for a guided response, because no engine can continue after the end of a guided response.
         """
         if not options.params.min_tokens or options.params.guide is not None:
             return _NO_IDS
         return frozenset(self.further_end_ids(options))
 
     def word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of each word on its own, without special tokens."""
+        """Return the ids of each word, encoded alone and without special tokens."""
         encoded = [self.tokenizer.encode(word, add_special_tokens=False).ids for word in words]
         return tuple(tuple(ids) for ids in encoded if ids)
 

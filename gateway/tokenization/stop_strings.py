@@ -1,8 +1,8 @@
 class StopStrings:
     """Search for the first stop string in streamed text, even if it extends over several chunks.
 
-    Text that may be the beginning of a stop string is held back until more text shows whether it
-    is.
+    If the end of a text may be the beginning of a stop string, it is held back until more text
+    shows if it is.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
@@ -12,10 +12,11 @@ class StopStrings:
         self._held = ""
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be sent, and the stop string that was found or None.
+        """Return the text that may be sent, and the stop string that was found, if any.
 
-        If several stop strings match, the first match wins; at the same position, the longest
-        match wins. The returned text ends before the stop string, or after it if `include` is set.
+        If several stop strings match, the first match is used. If they match at the same position,
+        the longest match is used. The returned text ends before the stop string, or after it if
+        `include` is set.
         """
         if not self._stop:
             return text, None
@@ -30,9 +31,10 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def skip(self, text: str) -> str:
-        """Return the text to send for `text`, without a search for stop strings.
+        """Return `text` without searching it for stop strings.
 
-        Used for the first `min_tokens` tokens, which no stop string may end.
+        Callers use this method for the first `min_tokens` tokens, at which a stop string must not
+        end the response.
         """
         return text
 

@@ -1,24 +1,25 @@
-"""Counting of the tokens of a streamed text: an estimate while it grows, more exact at the end."""
+"""Counting of the tokens of a streamed text: an estimate for each piece, more exact at the end."""
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# Maximum length of a piece that is counted as one token without encoding it. Encoding would cost as
-# much CPU as all other work for the piece.
+# Maximum length of a piece that is counted as one token without encoding the piece. Encoding would
+# cost as much CPU as all other processing of the piece.
 _MAX_ONE_TOKEN_CHARS = 8
-# Number of characters that are encoded at once, which takes about 2 ms. A long text is encoded in
-# such blocks while it grows: encoding the complete text at its end would block the event loop.
+# Number of characters that are encoded at once, which takes about 2 ms. While a long text is
+# received, it is encoded in blocks of this size. Encoding the complete text at its end would block
+# the event loop.
 _BLOCK_CHARS = 4096
 
 
 class TextCount:
-    """Counter of the tokens of one text.
+    """Counter of the tokens of one text that arrives in pieces.
 
-    `tokens` is an estimate of the number so far: the sum over the pieces, each encoded alone.
-
-    `count_all` is more exact, because it encodes the text in blocks. A block ends before a space,
-    where most tokenizers begin a word. The number may be wrong by one for some of the blocks.
+    `tokens` is an estimate of the number of tokens so far. It is the sum for the pieces, each
+    counted alone. `count_all` is more exact, because it encodes the text in larger blocks. A block
+    ends before a space, where most tokenizers begin a word. For a few blocks, the number may be
+    wrong by one.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -27,7 +28,8 @@ class TextCount:
         self._pieces: list[str] = []
         self._size = 0
         self._next_block_at = _BLOCK_CHARS
-        # Characters and tokens of the counted blocks.
+        # Number of characters in the blocks that were counted, and number of tokens in these
+        # blocks.
         self._before = 0
         self._counted = 0
 
@@ -38,7 +40,7 @@ class TextCount:
         """
         if not piece:
             return
-        # Encode the first piece even if it is short: it may be the complete answer.
+        # Encode the first piece even if it is short, because it may be the complete response.
         short = len(piece) <= _MAX_ONE_TOKEN_CHARS and self.tokens > 0
         self.tokens += 1 if short else self._encode(piece)
         self._pieces.append(piece)
@@ -47,11 +49,11 @@ class TextCount:
             self._close_block(settled - self._before)
 
     def text_from(self, start: int) -> str:
-        """Return the text from index `start` on, which must not be in a counted block."""
+        """Return the text from index `start` to its end. `start` must not be in a counted block."""
         return "".join(self._pieces)[start - self._before :]
 
     def count_all(self, end: int | None = None) -> int:
-        """Return the number of tokens of the text up to index `end`; None for the complete text."""
+        """Return the number of tokens of the text before index `end`; None means the end."""
         rest = "".join(self._pieces)
         return self._counted + self._encode(rest if end is None else rest[: end - self._before])
 
@@ -63,8 +65,8 @@ class TextCount:
             self._before += end
             rest = rest[end:]
         self._pieces, self._size = [rest], len(rest)
-        # Close the next block only when the remaining text has doubled. Otherwise a text without
-        # spaces would be joined again for each new piece.
+        # Try to close a block again only when the remaining text has doubled. Otherwise, all pieces
+        # of a text without spaces would be joined again for each new piece.
         self._next_block_at = max(_BLOCK_CHARS, 2 * self._size)
 
     def _encode(self, text: str) -> int:

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# Fixed CPU cost of encoding a block, as the number of characters that cost the same.
+# Fixed CPU cost of encoding a block, expressed as a number of characters that cost the same.
 _CHARS_PER_TEXT = 128
 
 
 class TextEncoder:
-    """Encoder of texts, which uses cached words if `words` is not None.
+    """Encoder of texts, which uses the cached ids of words if `words` is not None.
 
-    `encode_with_library` returns the ids of one text; its second argument is True to add special
-    tokens. This function may run in a thread.
+    `encode_with_library` returns the ids of one text from the Rust library tokenizers. Its second
+    argument is True to add special tokens. This function may run in a thread.
     """
 
     def __init__(
@@ -35,21 +35,23 @@ class TextEncoder:
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, tenant: str
     ) -> list[array[int]]:
-        """Return the ids (int32) of each text.
+        """Return the token ids (int32) of each text.
 
-        A long text is encoded from cached words in blocks, one block per iteration of the event
-        loop. This takes a tenth of the tokenizers library's CPU time, but holds the GIL, so a
-        thread would not help. Blocks with too many new words wait in the tenant's queue for a
-        thread, in which the library encodes them without the GIL.
+        A long text is encoded in blocks, one block per iteration of the event loop. The ids of a
+        block are joined from the cached ids of its words. This takes a tenth of the CPU time of the
+        Rust library tokenizers. It runs on the event loop, because it holds the GIL, so a thread
+        would not help.
 
-        Raises Overloaded if too much text is queued already.
+        If a block has too many words that are not cached, the Rust library encodes the block in a
+        thread without the GIL. Such blocks wait in the tenant's queue for the thread. Raises
+        Overloaded if too much text is queued already.
         """
         words = self._words
         if words is None:
             return await self._ask_library(texts, add_special_tokens, tenant)
         found: list[list[array[int]]] = []
-        # Sequences of adjacent blocks that the library must encode: the array for the ids, and the
-        # blocks.
+        # Gaps in the result: sequences of adjacent blocks that the Rust library must encode. Each
+        # entry has the array for the gap's ids, and the blocks.
         rest: list[tuple[array[int], list[str]]] = []
         chars_left = INLINE_CHARS
         for text in texts:

@@ -25,8 +25,8 @@ def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
     """
     events = message.read(text.text)
     if message.exceeded and text.finish is None:
-        # Stop at the maximum number of tool calls. The engine ignores this maximum, and would
-        # continue until the context is full.
+        # End the response at the maximum number of tool calls. The engine does not know this
+        # maximum, and would continue until the context is full.
         text.finish = "stop"
     if text.finish is not None:
         events += message.finish(cut=text.finish == "length" or text.stop is not None)
@@ -37,7 +37,10 @@ def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
 
 
 class TextStream:
-    """Converter of the token deltas of one choice to text deltas. The last has a finish reason."""
+    """Converter of the token deltas of one choice to text deltas.
+
+    The last text delta has a finish reason.
+    """
 
     def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
         params = generation.params
@@ -53,8 +56,8 @@ class TextStream:
         self._max_tokens = generation.max_tokens
         self._min_tokens = params.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
-        # True if the text of each single token is needed. Otherwise all new ids are decoded at
-        # once, which is faster.
+        # True if each token's own text is needed, for stop strings, end ids or log probabilities.
+        # Otherwise, all new ids are decoded at once, which is faster.
         self._one_by_one = (
             bool(params.stop or generation.later_end_ids) or params.logprobs is not None
         )
@@ -66,7 +69,7 @@ class TextStream:
     def to_text(self, delta: TokenDelta) -> TextDelta:
         """Return the text delta for a token delta.
 
-        Do not call this again after a result with `finish`.
+        After a text delta with a `finish` reason, do not call this method again.
         """
         if delta.stats is not None and self._stats is None:
             self._stats = delta.stats
@@ -75,16 +78,15 @@ class TextStream:
 
     @property
     def at_end(self) -> bool:
-        """True if the text is complete, because of the token limit or of stop ids."""
+        """True if the token limit is reached or the text ends with stop ids."""
         return self._tokens >= self._max_tokens or self._ends_with_stop_ids()
 
     def cut_short(self) -> TextDelta:
-        """End the text as if the token limit had been reached; return the last delta."""
+        """End the text in the same way as at the token limit. Return the last delta."""
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True))
 
     def _decode_all(self, delta: TokenDelta) -> TextDelta:
-        """Decode all new ids at once."""
         ids = delta.ids
         self._tokens += len(ids)
         text = self._decoder.decode(ids)
@@ -97,9 +99,10 @@ class TextStream:
         return TextDelta(text, self._tokens, self._finish_reason(), self._stats, ids)
 
     def _decode_each(self, delta: TokenDelta) -> TextDelta:
-        """Decode the new ids one by one. Stop after an id that completes a stop string or ends.
+        """Decode the new ids one by one, up to the end of the response.
 
-        An id ends the text if it is in `later_end_ids` and `min_tokens` have been generated.
+        The response ends after the id that completes a stop string. If `min_tokens` tokens have
+        been generated, it also ends after an id in `later_end_ids`.
         """
         pieces: list[str] = []
         logprobs: list[TokenLogprob] = []
@@ -131,7 +134,10 @@ class TextStream:
         ids: list[int],
         finish: FinishReason,
     ) -> TextDelta:
-        """Return the last delta, including held-back text. A stop string in that text ends it."""
+        """Return the last delta, including the text that was held back.
+
+        If the held-back text contains a stop string, the delta's text ends there.
+        """
         text, stopped = self._stop.end(self._decoder.flush())
         pieces.append(text)
         return self._delta(pieces, logprobs, ids, finish if stopped is None else "stop", stopped)
@@ -149,13 +155,14 @@ class TextStream:
         return TextDelta(text, self._tokens, finish, self._stats, ids, entries, stop=stop)
 
     def _remember(self, ids: list[int]) -> None:
-        """Store the last ids: as many as the longest sequence of stop ids contains."""
+        """Store as many of the last ids as the longest sequence of stop ids has."""
         if self._longest_stop_ids and ids:
             self._last_ids = (self._last_ids + ids)[-self._longest_stop_ids :]
 
     def _finish_reason(self) -> FinishReason:
-        # Infer the finish reason, because the engine reports none. Its output includes stop ids but
-        # not the end id, so a response that ended with the end id is shorter than the limit.
+        # Infer the finish reason, because the engine reports none. The engine's output includes
+        # stop ids but not the end id. If a response ended with the end id, it is therefore shorter
+        # than the token limit.
         if self._tokens < self._max_tokens or self._ends_with_stop_ids():
             return "stop"
         return "length"

@@ -1,8 +1,8 @@
 """Threads for work on text, which serve the tenants in round-robin order.
 
 There is one thread for short texts and one for long texts, so a prompt of a few pages never waits
-for a text of book length. The tokenizer releases the GIL. Work for a client that has disconnected
-is skipped.
+for a text of book length. The threads do not block the event loop, because the tokenizer releases
+the GIL. If a client disconnects, its queued work is skipped.
 
 See decision 040 in docs/decisions.
 """
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 # Maximum length of a text that is processed on the event loop. Handing work to a thread costs about
 # 0.3 ms, which is more than the tokenization of such a text.
 INLINE_CHARS = 4096
-# Maximum length of a text for the thread for short texts.
+# Maximum length of a text that is processed in the thread for short texts.
 LONG_CHARS = 64 * 1024
-# Maximum numbers of characters in the queue for short texts: for all tenants together (about ten
-# seconds of work), and for one tenant. The queue for long texts is bounded elsewhere: by the limits
-# for reading large request bodies.
+# Maximum number of characters in the queue for short texts. The first limit is for all tenants
+# together, about ten seconds of work. The second limit is for one tenant. The queue for long texts
+# needs no limit here, because the number of large request bodies that are read at once is limited.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 32 * 2**20, 16 * 2**20
 
 
@@ -76,7 +76,7 @@ class _Job:
 
 
 class _Queue(deque[_Job]):
-    """The queued jobs of one tenant, in order."""
+    """The queued jobs of one tenant, the oldest first."""
 
     @property
     def chars(self) -> int:
@@ -100,11 +100,11 @@ class FairThread:
 
         Args:
             name: the thread's name.
-            max_chars: characters that may be queued for all tenants.
-            max_tenant_chars: characters that may be queued for one tenant.
+            max_chars: maximum number of characters in the queues of all tenants.
+            max_tenant_chars: maximum number of characters in the queue of one tenant.
             after: called in the thread after each job.
-            waits_to_be: participle in the error for a full queue: "waits to be tokenized".
-            rest: time that the thread sleeps after a job, as a multiple of the job's duration.
+            waits_to_be: verb in the error for a full queue: "waits to be tokenized".
+            rest: sleep of the thread after a job, as a multiple of the job's duration.
         """
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._max_chars = max_chars
@@ -119,11 +119,11 @@ class FairThread:
 
     @property
     def waiting_chars(self) -> int:
-        """Number of characters in all queues."""
+        """Number of characters in the queues of all tenants."""
         return sum([queue.chars for queue in self._queues.values()])
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, executed in the thread; see `TokenizerThreads.run`."""
+        """Execute `work` in the thread, and return its result, as `TokenizerThreads.run` does."""
         if self._active_tenant is not None:
             self._admit(tenant, chars)
         loop = asyncio.get_running_loop()
@@ -146,11 +146,11 @@ class FairThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, tenant: str, chars: int) -> None:
-        """Check that a job of `chars` characters fits into the queue.
+        """Make space in the queues for a job of `chars` characters. Raise Overloaded if this fails.
 
-        If the queue is full, the last job of the tenant with the most queued characters is dropped.
-        Raises Overloaded if this tenant itself has the most queued characters, or exceeds the limit
-        for one tenant.
+        If the queues are full, the tenant with the most queued characters loses its last job: the
+        call of `run` that waits for this job raises Overloaded. If `tenant` itself has the most
+        queued characters, or exceeds the limit for one tenant, its new job is refused instead.
         """
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
@@ -167,7 +167,7 @@ class FairThread:
             last.done.set_exception(self._overloaded_error())
 
     def _forget(self, tenant: str, job: _Job) -> None:
-        """Remove a job from its queue, unless it has started."""
+        """Remove a job from the tenant's queue. Do nothing if the job has started."""
         queue = self._queues.get(tenant)
         if queue is not None and job in queue:
             queue.remove(job)
@@ -183,8 +183,9 @@ class FairThread:
     def _run_job(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
         """Run the only job of the list `only`. Called in the thread.
 
-        The job is passed in a list, and removed from it, to avoid a reference cycle: the pool holds
-        the submitted arguments, and an exception of the job holds the pool's stack frame.
+        The job is passed in a list, and removed from the list, to avoid a reference cycle. The
+        thread pool refers to the arguments of this function as long as it runs. An exception that
+        the job raises refers to a stack frame of the thread pool.
         """
         job = only.pop()
         began = time.perf_counter()

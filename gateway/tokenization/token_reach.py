@@ -1,7 +1,8 @@
 """Lower bound of a text's number of tokens, which is computed without tokenizing the text.
 
-Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. If a text has
-more characters than a full context of the longest tokens, it is refused without tokenizing it.
+Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. A text is
+therefore refused without tokenizing it if it must exceed the model's context. This is the case if
+it has more characters than the longest token, multiplied by the number of tokens in the context.
 
 The bound exists only for tokenizers that encode every character: byte-level tokenizers (Llama 3,
 Qwen, GPT-2), and sentencepiece with byte fallback (Llama 2, Gemma). Other tokenizers drop white
@@ -17,8 +18,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 # Pre-tokenizers that remove no characters, unless their `behavior` is "Removed".
 _LOSSLESS_STEPS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
-# Maximum number of characters that each normalizer combines into one character. NFC and NFKC
-# combine at most four characters. NFD and NFKD only split characters.
+# For each normalizer, the maximum number of characters that become one character. NFC and NFKC
+# combine up to four characters. NFD and NFKD only split characters.
 _SHRINK_FACTORS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 
@@ -28,8 +29,8 @@ class TokenReach:
 
     Attributes:
         chars: the number of characters.
-        blanks: True if an added token also encodes any amount of white space beside it. White space
-            is then not counted.
+        blanks: True if an added token may also encode any amount of white space next to it. White
+            space in a text is then not counted.
     """
 
     chars: int
@@ -69,9 +70,10 @@ def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach 
 
 
 def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer as a flat list.
+    """Return the steps of a normalizer or pre-tokenizer, including the steps of nested sequences.
 
-    `several` is the JSON key under which a "Sequence" has its steps.
+    `definition` is its JSON in tokenizer.json. `several` is the key under which a "Sequence" has
+    its steps.
     """
     if definition is None:
         return []
@@ -105,8 +107,8 @@ def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
 def _tokens(model: dict[str, Any]) -> list[str]:
     """Return the tokens of the tokenizer's model.
 
-    A byte-level vocabulary writes each byte as one character, so a token never has fewer characters
-    than the text that it encodes.
+    In a byte-level vocabulary, a token has one character for each byte. The length of such a token
+    is therefore at least the number of characters that it encodes.
     """
     if model["type"] == "Unigram":
         return [token for token, _ in model["vocab"]]

@@ -1,8 +1,9 @@
 """Cache of the token ids of chat turns: system prompts, tools and earlier messages.
 
-A turn is the text up to a token that ends a turn, such as `<|im_end|>`. A tokenizer splits a text
-at such tokens and encodes each part separately. The ids of a chat are therefore the joined ids of
-its turns. The cached ids of a turn can be used for all chats that contain the turn.
+A turn is the part of a chat up to a token such as `<|im_end|>`, which ends the turn. A tokenizer
+splits a text at such tokens and encodes each part separately. The ids of a chat are therefore the
+joined ids of its turns. If a turn occurs in several chats, its cached ids can be used in all of
+them.
 
 See decision 042 in docs/decisions.
 """
@@ -18,12 +19,14 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# Memory budget of the cache. Each character of a cached text counts as one byte: a token has four
-# characters on average, and its id takes four bytes. `_ENTRY_BYTES` is added for each entry.
+# Memory budget of the cache. The ids of a turn are estimated to take one byte per character of the
+# turn: a token has four characters on average, and its id takes four bytes. Each entry takes
+# another `_ENTRY_BYTES`.
 _BUDGET_BYTES = 4 * 2**20
 _ENTRY_BYTES = 256
-# Maximum number of turns. A chat with more turns is tokenized as one text. Splitting runs on the
-# event loop, so a text that consists of end tokens would otherwise block all other requests.
+# Maximum number of turns. A chat with more turns is tokenized as one text. Texts are split into
+# turns on the event loop. A text that consists only of end tokens would otherwise block all other
+# requests.
 _MAX_TURNS = 1024
 
 Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
@@ -57,8 +60,9 @@ class TurnCache:
         ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
         ids_of |= zip(new, await encode(new), strict=True)
         if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
-            # The text of an end token was not encoded as that token, because another added token
-            # overlaps it. The joined ids of the turns would be wrong, so encode the complete text.
+            # The tokenizer did not encode the text of an end token as this token, because another
+            # added token overlaps with it. The joined ids of the turns would be wrong, so encode
+            # the complete text.
             [whole] = await encode([text])
             return whole
         first, *others = turns
@@ -86,15 +90,16 @@ class TurnCache:
                 self._store(turn, ids)
 
     def split_turns(self, text: str) -> list[str]:
-        """Return the turns of a text. Return an empty list if the text is not cached by turns."""
+        """Return the turns of a text, or an empty list if it has only one turn or too many."""
         turns = self._split_all(text)
         return turns if 1 < len(turns) <= _MAX_TURNS else []
 
     def _split_all(self, text: str) -> list[str]:
         """Return all turns of a text. Each turn begins with the end token of the previous turn.
 
-        Some tokenizers encode the beginning of a text differently. With the end token before it, a
-        turn is encoded as in the middle of a text.
+        Some tokenizers encode the beginning of a text differently, so a turn alone would get other
+        ids than within the chat. The end token before the turn prevents this. Callers remove the
+        id of this end token.
         """
         turns = []
         start = 0
@@ -116,10 +121,11 @@ class TurnCache:
 
 
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
-    """Return those of the tokens `ids` that are found wherever their text occurs; ids by text.
+    """Return the ids of end tokens that the tokenizer recognizes at each occurrence of their text.
 
-    A token is left out if the tokenizer may miss it: because of normalization, of word boundaries,
-    or of another added token that contains its text.
+    The result maps the text of a token to its id. A token is left out if the tokenizer may not
+    recognize it: because of normalization, of word boundaries, or of another added token that
+    contains its text.
     """
     if tokenizer.truncation or tokenizer.padding:
         return {}

@@ -1,8 +1,8 @@
 """Serialization of the token ids of a chat's turns, which are stored with a conversation.
 
-The record of a turn is a keyed BLAKE2b hash of its text (16 bytes), the number of ids (uint32), and
-the ids (int32 each). All numbers are little-endian. The key of the hash is the tokenizer's
-fingerprint, so ids of a different tokenizer are never used.
+Each turn is stored as one record: a keyed BLAKE2b hash of the turn's text (16 bytes), the number of
+ids (uint32), and the ids (int32 each). All numbers are little-endian. The key of the hash is the
+tokenizer's fingerprint, so a gateway with a different tokenizer never finds these ids.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ StoredTurns = Mapping[bytes, bytes]
 
 
 def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: StoredTurns) -> bytes:
-    """Return the record of the turns that are not in `stored`.
+    """Return the joined records of the turns that are not in `stored`.
 
-    `fingerprint` is the key of the digests, at most 64 bytes.
+    `fingerprint` is the key of the hashes, at most 64 bytes.
     """
     packed: dict[bytes, bytes] = {}
     for text, ids in turns:
@@ -34,9 +34,10 @@ def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: St
 
 
 def unpack(data: bytes) -> dict[bytes, bytes]:
-    """Return the ids by digest. `data` is the concatenated output of one or more calls of `pack`.
+    """Return the token ids of turns, by the hash of the turn's text.
 
-    Raises ValueError if the data ends within a record.
+    `data` is the concatenated output of one or more calls of `pack`. Raises ValueError if the data
+    ends within a record.
     """
     found: dict[bytes, bytes] = {}
     at = 0

@@ -1,13 +1,13 @@
-"""The tokens of one tokenizer as bytes, and incremental decoding of token ids.
+"""The tokens of one tokenizer as bytes, and incremental decoding of token ids to text.
 
-There are two decoders with the same interface:
+Two classes implement the protocol `TokenDecoder`:
 
 - `ByteDecoder` for byte-level vocabularies (GPT-2's alphabet: Llama 3, Qwen, newer Mistral models).
-  The text of each token is in a table (0.1 us per token). If a character consists of several
-  tokens, Python's UTF-8 decoder joins their bytes (0.3 us per token). The result is exact for any
-  sequence of ids.
-- `StreamDecoder` for all other vocabularies, which uses Rust's `DecodeStream` (0.6 us per token,
-  and more for the first token).
+  It reads the text of each token from a table, which takes 0.1 us per token. If a character
+  consists of several tokens, Python's UTF-8 decoder joins their bytes, which takes 0.3 us per
+  token. The result is exact for any sequence of ids.
+- `StreamDecoder` for all other vocabularies. It uses the class `DecodeStream` of the Rust library
+  tokenizers, which takes 0.6 us per token, and more for the first token.
 """
 
 from __future__ import annotations
@@ -23,26 +23,31 @@ from tokenizers.decoders import DecodeStream
 
 from gateway.tokenization.token_reach import token_reach
 
-# Number of the prompt's last ids that a decoder gets as context. Some decoders treat the first
-# token differently (Metaspace drops its space), so the response must not begin with that token.
+# Number of ids from the prompt's end that a `StreamDecoder` decodes before the response. Some
+# tokenizers decode the first token differently (Metaspace drops its space), so the first token of
+# the response must not be the first token of the stream.
 _PRIME_IDS = 6
 # Maximum number of tokens to hold back while a character is incomplete. A character has at most 4
-# bytes in UTF-8, and a token has at least one byte. More tokens therefore never complete it.
+# bytes in UTF-8, and a token has at least one byte. If 4 tokens do not complete the character,
+# further tokens do not complete it either.
 _MAX_HELD_IDS = 4
 _REPLACEMENT = "\ufffd"
 
 Piece = str | bytes
-"""The text of a token, or its bytes if the token has only a part of a character."""
+"""The text of a token, or its bytes if they are only a part of a character."""
 
 
 class TokenDecoder(Protocol):
-    """Incremental decoder of token ids. Returns complete characters; drops invalid UTF-8."""
+    """Incremental decoder of token ids.
+
+    It returns only complete characters, and drops bytes that are not valid UTF-8.
+    """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of these ids. An incomplete character at the end is held back."""
+        """Return the text of these ids. Hold back an incomplete character at the end."""
 
     def flush(self) -> str:
-        """Return the complete characters in held-back tokens. Call this after the last id."""
+        """Return the complete characters of the held-back tokens. Call this after the last id."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -78,7 +83,7 @@ class Vocabulary:
         self._skipped.update(dict.fromkeys(special, ""))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token. For a special token, return the bytes of its name."""
+        """Return the bytes of a token. For a special token, return the bytes of its text."""
         token = self.tokenizer.id_to_token(token_id) or ""
         if self._byte_level:
             # Byte-level vocabularies write each byte as one printable character.
@@ -93,7 +98,7 @@ class Vocabulary:
     ) -> TokenDecoder:
         """Return a decoder for the ids after `prompt_ids`.
 
-        With `skip_special`, special tokens have no text, except those in `visible`.
+        If `skip_special` is True, special tokens are decoded to "", except the tokens in `visible`.
         """
         if not self._byte_level:
             return StreamDecoder(self.tokenizer, prompt_ids, visible, skip_special=skip_special)
@@ -118,9 +123,10 @@ class Vocabulary:
 
 
 class _Table(dict[int, Piece]):
-    """Text or bytes of tokens by id, filled on first access.
+    """Text or bytes of tokens by id. Each entry is added at its first use.
 
-    Entries are copied from the table `under`, or from the vocabulary if `under` is None.
+    If `under` is None, an entry is computed from the vocabulary. Otherwise, it is copied from the
+    table `under`.
     """
 
     def __init__(self, vocabulary: Vocabulary, under: dict[int, Piece] | None = None) -> None:
@@ -179,7 +185,7 @@ def _raw(piece: Piece) -> bytes:
 
 
 class StreamDecoder:
-    """Decoder for other vocabularies, in which the text of a token depends on its neighbours."""
+    """Decoder for other vocabularies, where the text of a token depends on its neighbours."""
 
     def __init__(
         self,
@@ -191,15 +197,15 @@ class StreamDecoder:
     ) -> None:
         """Prepare to decode the ids after `prompt_ids`.
 
-        With `skip_special`, special tokens have no text, except those in `visible`.
+        If `skip_special` is True, special tokens are decoded to "", except the tokens in `visible`.
         """
         self._skip_special = skip_special
         self._tokenizer = tokenizer
         ids = {tokenizer.token_to_id(token): token for token in visible}
         self._visible = {i: token for i, token in ids.items() if i is not None}
         context = list(prompt_ids[-_PRIME_IDS:])
-        # Use no context if the prompt ends within a character: the stream would otherwise repeat
-        # the prompt's end in its first text.
+        # Decode without the prompt's last ids if the prompt ends within a character. Otherwise, the
+        # first text of the stream would repeat the end of the prompt.
         if tokenizer.decode(context).endswith(_REPLACEMENT):
             context = []
         self._context = context
@@ -233,11 +239,7 @@ class StreamDecoder:
         return self._decode_complete([given_up]) + "".join([self._push(held) for held in retry])
 
     def _decode_complete(self, ids: list[int]) -> str:
-        """Return the complete characters of ids that were held back.
-
-        A token may contain complete characters, and the first bytes of an incomplete character
-        after them.
-        """
+        """Return the complete characters of tokens whose last character is incomplete."""
         skip = self._skip_special
         before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=skip)[len(before) :]

@@ -1,4 +1,6 @@
-"""Bounded cache of token ids by text. Common texts remain cached even if many new texts are added.
+"""Cache of token ids by text, with a maximum number of entries.
+
+Texts that occur often remain in the cache even if many new texts are added.
 
 See decision 043 in docs/decisions.
 """
@@ -17,10 +19,12 @@ _MAX_BYTES = 16 * array("i").itemsize
 
 
 class WordCache:
-    """Cache of two generations of entries. A full newer generation replaces the older one.
+    """Cache that consists of two parts (generations) of equal maximum size.
 
-    An entry of the older generation moves to the newer generation when it is used. Common texts
-    therefore remain cached, and no entry needs to store the time of its last use.
+    New entries are added to the newer generation. When it is full, the older generation is dropped,
+    and an empty newer generation is started. If an entry of the older generation is used, it moves
+    to the newer generation. Common texts therefore remain in the cache, and no entry needs to store
+    the time of its last use.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -29,8 +33,8 @@ class WordCache:
         self.newer: dict[str, Ids] = {}
         """The newer generation of entries.
 
-        Callers may search this dict themselves if they look up many texts. `find` also searches the
-        older generation.
+        A caller that looks up many texts may search this dict directly, which is faster. `find`
+        also searches the older generation.
         """
         self._older: dict[str, Ids] = {}
 
@@ -52,7 +56,7 @@ class WordCache:
         return known, new
 
     def add(self, entries: Mapping[str, Ids]) -> None:
-        """Cache entries. Entries with too long texts or too many ids are ignored."""
+        """Add entries to the cache. Ignore an entry if its text is too long or has too many ids."""
         for text, ids in entries.items():
             if len(text) <= _MAX_CHARS and len(ids) <= _MAX_BYTES:
                 self._put(text, ids)

@@ -1,15 +1,16 @@
 """Token ids of a text from the cached ids of its words.
 
-A byte-level BPE splits a text at its added tokens, then into words by a regular expression, and
-merges only within words. The ids of a text are therefore the joined ids of its words, and most
-words of a text occur many times. This module splits a text with the same expression, translated for
-Python's `re` (`word_pattern`), and asks the Rust library `tokenizers` ("the library") once for the
-ids of each word. The library encodes texts of mostly new words, and all texts of other types of
-tokenizers.
+A byte-level BPE tokenizer splits a text at its added tokens, then into words by a regular
+expression, and merges only within words. The ids of a text are therefore the joined ids of its
+words, and most words of a text occur many times. This module splits a text with the same regular
+expression, which `word_pattern` translates for Python's `re`. It asks the Rust library `tokenizers`
+only once for the ids of each word. In this package, "the library" means this Rust library. It
+encodes texts of mostly new words, and all texts of other types of tokenizers.
 
 A space is lone if no other white space is beside it. Some tokenizers (GPT-2, GPT-4o, Llama 3, Qwen)
-begin a word at each lone space. For these tokenizers, the ids of each piece between two lone spaces
-are cached as well, and a long text is split at lone spaces into blocks that are encoded separately.
+begin a word at each lone space. For these tokenizers, the text between two lone spaces is called a
+piece. The ids of each piece are cached as well. A long text is split at lone spaces into blocks of
+several thousand characters, which are encoded separately.
 
 See decision 043 in docs/decisions.
 """
@@ -42,18 +43,18 @@ from gateway.tokenization.word_samples import make_samples
 log = logging.getLogger(__name__)
 
 _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
-# Minimum length of a text that is split into pieces. For a shorter text, splitting it into words
-# takes less CPU.
+# Minimum length of a text that is split into pieces at lone spaces. A shorter text is split into
+# words, which takes less CPU.
 _MIN_PIECES_CHARS = 100
-# Maximum fraction of a text's characters in new words. A text with more new words is encoded by the
-# library, and only a few of its new words are cached: finding and caching new words takes up to
-# twice as much CPU as the library.
+# Maximum fraction of a text's characters in new words, whose ids are not cached. If a text exceeds
+# this fraction, the library encodes the text, and only a few of its new words are cached. Caching
+# all of them would take up to twice as much CPU as the library.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
 _SAMPLE_PIECES = 32
-# Maximum number of parts into which added tokens may split a text. Each part takes 3 us in addition
-# to its words.
+# Maximum number of parts into which added tokens may split a text. Each part takes 3 us of CPU, in
+# addition to the time for its words.
 _MAX_PARTS = 512
 # Maximum length of an added token. A longer token would nest the regular expression too deeply.
 _MAX_ADDED_CHARS = 64
@@ -62,7 +63,10 @@ _CHARACTER_OF = {byte: char for char, byte in BYTE_OF.items()}
 
 
 class WordIds:
-    """Encoder that joins the cached ids of words, for one tokenizer. Use it in one thread only."""
+    """Encoder of texts for one tokenizer, with a cache of the token ids of words.
+
+    Use an instance in one thread only.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,8 @@ class WordIds:
         self._cut_words = words.findall
         self._is_plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
         self._set_added(added)
-        # Ids of control tokens. If a text would have one of these ids, the library encodes it.
+        # Ids of control tokens. If the joined ids of a text contain one of them, the library
+        # encodes the text.
         self._control_ids: frozenset[int] = frozenset()
         self._lone_spaces = None if piece_start is None else LoneSpaces(piece_start)
         # False if an added token contains a space: a block could then end within that token.
@@ -90,11 +95,11 @@ class WordIds:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
-        """Return the encoder for a tokenizer.
+        """Return the encoder for a tokenizer, or None if words cannot be encoded separately.
 
-        Return None if the tokenizer is no suitable byte-level BPE, or if the encoder and the
-        library encode a sample text differently. `definition` is the content of tokenizer.json;
-        the vocabulary may be missing.
+        This is possible only for some byte-level BPE tokenizers. The method also encodes sample
+        texts, and returns None if the library encodes one of them differently. `definition` is the
+        content of tokenizer.json; the vocabulary may be missing.
         """
         pattern, added = pattern_of(definition), _read_added_tokens(definition)
         words = None if pattern is None else translate_pattern(pattern)
@@ -107,7 +112,7 @@ class WordIds:
         ):
             return None
         found = cls(tokenizer, words, piece_start_of(pattern), added)
-        # Encode every second sample with special tokens.
+        # Encode every second sample text with special tokens.
         for number, text in enumerate(make_samples(list(added), _MIN_PIECES_CHARS)):
             special = number % 2 == 1
             ids = found.encode(text, add_special_tokens=special, learns_all=True)
@@ -121,6 +126,8 @@ class WordIds:
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
         """Return an encoder that shares these caches, for a tokenizer with other added tokens.
+
+        `ControlTokens` describes aliased texts and the second tokenizer, which encodes them.
 
         Args:
             tokenizer: a tokenizer that differs only in its added tokens, which are `added`.
@@ -139,7 +146,7 @@ class WordIds:
         self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
     def cut_blocks(self, text: str) -> Iterable[str]:
-        """Return the blocks of a text. The ids of all blocks, joined, are the ids of the text."""
+        """Return the blocks of a text. The joined ids of the blocks are the ids of the text."""
         if self._lone_spaces is None or not self._has_blocks:
             return [text]
         return self._lone_spaces.cut_blocks(text)
@@ -149,9 +156,9 @@ class WordIds:
     ) -> array[int] | None:
         """Return the ids of a text. Return None if the library must encode the text.
 
-        The library must encode a text that is longer than a block, and a text with too many
-        characters in new words or outside the alphabet. With `learns_all`, any number of new words
-        is cached.
+        This applies to a text of more than `MAX_BLOCK_CHARS` characters. It also applies if too
+        many characters of the text are in new words, or outside of `word_pattern.ALPHABET`. With
+        `learns_all`, the number of new words is not limited, and all of them are cached.
         """
         if len(text) > MAX_BLOCK_CHARS:
             return None
@@ -187,12 +194,12 @@ class WordIds:
         return self.opening + joined if add_special_tokens else joined
 
     def _ids_of_pieces(self, text: str, *, plain: bool, learns_all: bool) -> list[Ids] | None:
-        """Return the ids of each piece of a text. Return None if too many words are new."""
+        """Return the ids of each piece of a text. Return None if too many words are not cached."""
         pieces = text.split(" ")
         if not learns_all and self._has_new_words(pieces, len(text)):
             return None
         found: list[Ids | None] = [*map(self._pieces.newer.get, pieces)]
-        # Ignore the cached entry for the first piece: its ids include a space before the piece.
+        # Ignore the cached ids of the first piece, because they include a space before the piece.
         head = pieces[0]
         found[0] = None if head else b""
         if head and plain and len(pieces) > 1 and found[1] and not head[-1].isspace():
@@ -218,13 +225,14 @@ class WordIds:
         return cast("list[Ids]", found)
 
     def _has_new_words(self, pieces: list[str], chars: int) -> bool:
-        """Return True if too many words in a sample of the pieces are new.
+        """Return True if too many words in a sample of the pieces are not cached.
 
-        In this case, cache some of the new words.
+        In this case, cache some of these words.
         """
         stride = 1 + len(pieces) // _SAMPLE_PIECES
-        # Begin each sample at a different piece. If the same text comes again, the pieces of the
-        # last sample are cached, but most other pieces are still new.
+        # Take every n-th piece, and begin each sample at a different piece. If the same text comes
+        # again, the pieces of the last sample are cached. They would hide that most other pieces
+        # are not cached.
         self._sampled += 1
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):
@@ -242,13 +250,13 @@ class WordIds:
     def _ids_of(
         self, texts: list[str], chars: int, *, plain: bool, learns_all: bool
     ) -> list[Ids] | None:
-        """Return the ids of each text. Return None if too many characters are in new words.
+        """Return the ids of each of the texts. Return None if too many characters are in new words.
 
-        `texts` are parts of a text with `chars` characters.
+        `texts` are pieces of one text that has `chars` characters. The limit depends on `chars`.
         """
         found: list[Ids] = []
-        # Indices of texts that may have new words, and of texts with characters outside the
-        # alphabet.
+        # Indices of texts that may have new words, and indices of texts with characters outside of
+        # the alphabet.
         rest: list[int] = []
         foreign: list[int] = []
         for place, text in enumerate(texts):
@@ -280,8 +288,8 @@ class WordIds:
     def _learn(self, words: list[str], chars: int) -> None:
         """Cache the first few new words of a text with `chars` characters.
 
-        Called for a text that the library encodes because it has too many new words. Without this,
-        a gateway that has just started would never cache a word.
+        Callers use this for a text with too many new words, which the library encodes. If such
+        texts added nothing to the cache, the empty cache of a new process would never be filled.
         """
         left = _LEARNED_SHARE * chars
         learned: dict[str, Ids] = {}
@@ -293,9 +301,9 @@ class WordIds:
         self._words.add(learned)
 
     def _ids_of_known_words(self, text: str) -> Ids | None:
-        """Return the ids of a text whose words are all in the newer generation of the cache.
+        """Return the ids of a text if all its words are in the newer generation of the word cache.
 
-        Return None if a word is not. All characters of the text must be in the alphabet.
+        Otherwise, return None. All characters of the text must be in the alphabet.
         """
         known = self._words.newer
         try:
@@ -313,7 +321,7 @@ class WordIds:
 
 
 def _indices_of_none(found: list[Ids | None]) -> list[int]:
-    """Return the indices of None in a list. For few of them, `index` is faster than a loop."""
+    """Return the indices of None in a list. If there are few, `index` is faster than a loop."""
     indices: list[int] = []
     with suppress(ValueError):
         while True:
@@ -324,7 +332,8 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
 def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
     """Return the ids of added tokens, by text.
 
-    Return None if the tokenizer does not simply search the original text for the added tokens.
+    Return None if the tokenizer does more than search the original text for the added tokens. For
+    example, some added tokens also remove the white space beside them.
     """
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)

@@ -1,8 +1,9 @@
 """Translation of the regular expression with which a byte-level BPE splits a text into words.
 
-tokenizer.json has the expression in the syntax of Oniguruma, and the translation is for Python's
-`re`. Both match the same words in texts of a small alphabet. Each character class is replaced by
-its members in this alphabet, according to the tokenizers library.
+tokenizer.json has the regular expression in the syntax of Oniguruma. The translation is for
+Python's `re`. In texts of the small alphabet `ALPHABET`, both expressions match the same words. The
+translation replaces each character class by its members in this alphabet. The Rust library
+tokenizers determines these members.
 """
 
 from __future__ import annotations
@@ -13,47 +14,48 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-# ASCII, Latin-1 and typographic punctuation. NFC changes none of these characters. The alphabet has
-# no characters that equal an ASCII letter if case is ignored, such as the long s.
+# ASCII, Latin-1 from U+00A0 on, and typographic punctuation. NFC normalization changes none of
+# these characters. The long s and similar characters are left out, because they equal an ASCII
+# letter if case is ignored.
 ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
-# The default expression of the pre-tokenizer `ByteLevel`. Source: GPT-2's encoder.py.
+# The default regular expression of the pre-tokenizer `ByteLevel`. Source: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Syntax that means the same in Oniguruma and Python. Flags are excluded. `{2}+` is excluded because
-# it is possessive in Python only. A case-insensitive "ss" is excluded because it matches "ß" in
-# Oniguruma only.
+# Matches one element of a regular expression that means the same in Oniguruma and Python. Flags
+# such as `(?i)` are not matched. `{2}+` is not matched, because it is possessive in Python only. A
+# case-insensitive "ss" is not matched, because it matches "ß" in Oniguruma only.
 _SYNTAX = re.compile(
     r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
     r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
     r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
     r"|(?P<literal>[({])"
 )
-# Replaces a character class without members in the alphabet. This character never occurs in a text
-# of the alphabet, so the class never matches.
+# Character that replaces a character class without members in the alphabet. This character never
+# occurs in a text of the alphabet, so the replaced class never matches.
 _NO_CHARACTER = "\ue000"
 
-# The next four constants match parts of an expression. `_FIRST` matches an expression for the first
-# character of a word, which may be a space. `_SOLID` matches an expression for further characters,
-# which are no spaces.
+# The next four constants match parts of a tokenizer's regular expression. `_FIRST` matches the part
+# for the first character of a word, which may be a space. `_SOLID` matches the part for the further
+# characters, which are no spaces.
 _FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
 _SOLID = (
     r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
     r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-# Matches an expression for white space.
+# Matches the part for white space.
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
-# Matches an expression of the demo's tokenizer: a comma with the space before a number.
+# Matches a part that only the tokenizer of the demo model has: a comma and a space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
-# Matches expressions that begin a word at each lone space. The expression of the demo's tokenizer
-# matches, too, although it begins no word at a lone space between a comma and a number.
+# Matches a complete regular expression that begins a word at each lone space. The demo model's
+# expression is also accepted, although a lone space between a comma and a number begins no word.
 _PIECES = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|(?P<number>{_NUMBER}))\|)+\\s\+")
 
 
 def pattern_of(definition: dict[str, Any]) -> str | None:
-    """Return the expression with which a byte-level BPE splits a text into words.
+    """Return the regular expression with which a byte-level BPE splits a text into words.
 
-    Return None if the tokenizer is no byte-level BPE with a single expression. `definition` is the
-    content of tokenizer.json.
+    Return None if the tokenizer is no byte-level BPE with a single regular expression. `definition`
+    is the content of tokenizer.json.
     """
     model, normalizer = definition["model"], definition["normalizer"]
     plain = model["type"] == "BPE" and not any(
@@ -80,9 +82,10 @@ def pattern_of(definition: dict[str, Any]) -> str | None:
 
 
 def translate_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return an expression for Python that matches the same words in texts of the alphabet.
+    """Return a regular expression for Python that matches the same words as `pattern`.
 
-    Return None if the expression contains syntax that cannot be translated safely.
+    This applies to texts of the alphabet. Return None if `pattern` contains syntax that cannot be
+    translated safely.
     """
     found, at, within = "", 0, False
     while at < len(pattern):
@@ -96,20 +99,21 @@ def translate_pattern(pattern: str) -> re.Pattern[str] | None:
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
-    # Refuse an expression that may match an empty string, because Oniguruma and Python continue
-    # differently after an empty match. All lookaheads are optional in this check.
+    # Refuse a regular expression that may match an empty string. After an empty match, Oniguruma
+    # and Python continue the search differently. In this check, each lookahead may match the empty
+    # string.
     with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
         if re.compile(with_all_lookaheads).fullmatch(""):
             return None
-        # Also match the text between two words: the tokenizer treats it as a word, too.
+        # Also match the text between two matches, because the tokenizer treats it as a word, too.
         return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
     except re.error:
         return None
 
 
 def _members(chars: str) -> str:
-    """Return the characters of the alphabet that the library finds in a character class."""
+    """Return the characters of the alphabet that the library finds in the class `chars`."""
     others = pre_tokenizers.Split(Regex(chars), "removed").pre_tokenize_str
     return "".join(char for char in ALPHABET if not others(char))
 
@@ -119,10 +123,11 @@ def char_class(chars: Iterable[str]) -> str:
 
 
 def piece_start_of(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern for the text after a lone space. If it matches, the space begins a word.
+    """Return a regular expression that matches the text after a lone space that begins a word.
 
-    A space is lone if no other white space is beside it. Return None if `_PIECES` does not match
-    the expression `pattern`, whose words may then contain lone spaces.
+    `pattern` is the tokenizer's regular expression for words. A space is lone if no other white
+    space is beside it. Return None if `_PIECES` does not match `pattern`, whose words may then
+    contain lone spaces.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:

@@ -1,4 +1,7 @@
-"""Sample texts for a check at start-up: word-based encoding must equal the library's encoding."""
+"""Sample texts for a check at start-up of the encoder that joins the cached token ids of words.
+
+The encoder must return the same ids for these texts as the Rust library tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ def make_samples(tokens: list[str], long: int) -> Iterator[str]:
         yield "".join(draw.choices(more, k=draw.randint(3, 24)))
     for token in draw.sample(tokens, min(64, len(tokens))):
         yield f"a{token} {token[:-1]}{token}"
-    # Yield long texts without added tokens. Texts with added tokens are split at these tokens, so
-    # they may be too short to be encoded by pieces.
+    # Yield long texts without added tokens. Added tokens would split a text into parts that may be
+    # too short for the caching of pieces (see `word_ids`).
     solid = ["a", "S", "é", "'", "!", "/", "—", "a's", "the", ",", "a\nS", "!\r\n\n1", "1", "²"]
     for number in range(_LONG_SAMPLES):
         text = " ".join(draw.choices([*solid, "", "\n", "a\n"] if number % 2 else solid, k=long))

@@ -1,1 +1,1 @@
-"""Communication with Triton: the only package that imports gRPC and protobuf."""
+"""Calls to NVIDIA Triton and its models. Only this package imports gRPC and protobuf."""

@@ -1,10 +1,10 @@
-"""Fair budget of LoRA adapters in use on one engine.
+"""Limit on the number of LoRA adapters in use on one engine, shared fairly by tenants.
 
-TensorRT-LLM's adapter cache cannot evict adapters in use. A request fails if the cache is full of
-them and lacks the request's adapter. The engine does not report how many adapters fit. So after the
-first such failure, the gateway limits the number of adapters in use. Requests for further adapters
-then wait until an adapter is idle. The free slot goes to the tenant with the fewest adapters in
-use.
+TensorRT-LLM's adapter cache cannot evict an adapter that a running request uses. If the cache is
+full of such adapters, a request for another adapter fails. The engine does not report how many
+adapters fit into its cache. After the first such failure, the gateway therefore limits the number
+of adapters in use ("slots"). A request for a further adapter then waits until an adapter is no
+longer in use. The free slot goes to the tenant with the fewest adapters in use.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-# A request for an adapter that is already in use needs no free slot, so it overtakes requests that
-# wait for a slot. Requests that have waited for longer than this many seconds must not be overtaken
-# in this way. This protects requests of the same tenant, and of tenants with fewer adapters in use.
+# Maximum time in seconds for which a request that needs a slot may be overtaken. A request for an
+# adapter that is already in use needs no slot, so it overtakes the requests that wait for a slot.
+# While it runs, its adapter remains in use, so the others wait even longer. After this time,
+# requests of the same tenant, and of tenants with fewer adapters in use, must not be overtaken any
+# more.
 _OVERTAKE_PERIOD_S = 1.0
-# The limit is doubled after this many seconds if requests still wait: the cache may have been full
-# only because of one very large adapter. Removing the limit would be wrong: if all waiting requests
-# were sent at once, most of them would upload their weights in vain.
+# Seconds after which the limit is doubled if requests still wait: the cache may have been full only
+# because of one very large adapter. The limit is not removed at once, because all waiting requests
+# would then be sent together, and most of them would upload their weights in vain.
 _LIMIT_PERIOD_S = 30.0
 
 
@@ -33,7 +35,7 @@ class _Waiter:
 
 
 class AdapterBudget:
-    """The adapters that this process uses on one replica, and the limit on their number.
+    """Adapters that this process uses on one replica, and the maximum number of such adapters.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -85,9 +87,9 @@ class AdapterBudget:
         self._grant_next()
 
     def reduce_limit(self) -> None:
-        """Limit the number of adapters in use to one less than now.
+        """Set the maximum number of adapters in use to one less than are in use now.
 
-        Call this when the engine had no space for an adapter.
+        Call this when the engine has refused an adapter because its cache is full.
         """
         self._limit = max(1, len(self._active) - 1)
         self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
@@ -122,9 +124,10 @@ class AdapterBudget:
             self._grant_active()
 
     def _grant_active(self) -> None:
-        """Grant the waiting requests whose adapter is already in use, because they need no slot.
+        """Grant all waiting requests whose adapter is already in use, because they need no slot.
 
-        They must not overtake a request that has waited too long (see `_OVERTAKE_PERIOD_S`).
+        A request is not granted if it would overtake a request that has waited for a slot too long
+        (see `_OVERTAKE_PERIOD_S`).
         """
         now = time.monotonic()
         passed_long: set[str] = set()

@@ -1,4 +1,4 @@
-"""BYTES tensors of texts.
+"""Encoding and decoding of texts in Triton's BYTES tensors.
 
 Each text is encoded as its length in bytes (4 bytes, little-endian), followed by its UTF-8 bytes.
 """
@@ -15,7 +15,7 @@ def pack(texts: Sequence[str]) -> bytes:
 
 
 def unpack(raw: bytes) -> list[str]:
-    """Return the texts of a tensor.
+    """Return the texts in the raw bytes of a BYTES tensor.
 
     Invalid UTF-8, such as an incomplete character, becomes U+FFFD.
     """

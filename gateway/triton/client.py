@@ -61,11 +61,11 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """Send a request like `infer`, and return a stream of parsed responses.
+        """Send one serialized ModelInferRequest. Return a stream of parsed responses.
 
-        `parse` is called with each serialized ModelStreamInferResponse; the stream returns its
-        results. `by` is a time in seconds of the event loop's clock. Raise TimeoutError if there is
-        no connection at this time.
+        `parse` converts each serialized ModelStreamInferResponse to the object that the stream
+        returns. Raise TimeoutError if there is no connection at the time `by`, in seconds of the
+        event loop's clock. Otherwise, this method behaves like `infer`.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_STREAM, pieces, parse, metadata, by)
@@ -77,10 +77,11 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[bytes]:
-        """Send a request like `stream`, and return a stream of the received bytes.
+        """Send one serialized ModelInferRequest. Return a stream of the received bytes.
 
-        The bytes come in chunks as they were received, so a chunk may end within a response. Each
-        response starts with gRPC's 5-byte message prefix.
+        Each read returns the bytes that arrived together, so a chunk may end in the middle of a
+        response. Each response starts with gRPC's 5-byte message prefix. Otherwise, this method
+        behaves like `stream`.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.pieces(_STREAM, pieces, metadata, by)

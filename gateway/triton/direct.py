@@ -1,7 +1,7 @@
 """Direct requests to one model of a Triton server, for operators' tools.
 
-They bypass the rest of the gateway: there are no retries, and the server's error texts are returned
-unchanged.
+These requests bypass the rest of the gateway: failed requests are not retried, and the server's
+error texts are returned unchanged.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
-# Direct requests send stop strings, to show an operator how the engine handles them. The gateway
-# itself does not send them to this model but searches the text: an engine compares token ids, which
-# may differ for the same text, and some releases fail on stop strings.
+# Direct requests may have stop strings, to show an operator how the engine handles them. The
+# gateway itself never sends stop strings to an llmapi model, but searches the answer's text for
+# them. The engine compares token ids, which may differ for the same text. Besides, some releases
+# fail on stop strings.
 _LLMAPI = LLMAPI | {"stop_words": ("sampling_param_stop",)}
 _CANCELLED = "Request cancelled by client"
 
@@ -52,7 +53,10 @@ class Reply:
         self.error: str = response.error_message
         self.final = bool(self.error) or is_final(self._response)
         self.cancelled = self.error == _CANCELLED
-        """True if this is the llmapi model's response to a stop request or to the stopped request.
+        """True if the server reports that a request was stopped.
+
+        The llmapi model sends this error twice: for the stopped request, and for the stop request
+        itself.
         """
 
     def has(self, name: str) -> bool:
@@ -64,8 +68,8 @@ class Reply:
     def array(self, name: str) -> npt.NDArray[Any] | None:
         """Return an output tensor as an array. Return None if the response has no such output.
 
-        BF16 values are returned as uint16 with the same bits. BYTES values are returned as texts;
-        the llmapi model sends even numbers as BYTES.
+        BF16 numbers are returned as uint16 with the same bits. BYTES tensors are returned as arrays
+        of texts. All outputs of the llmapi model are BYTES tensors, also those with numbers.
         """
         found = self._raw(name)
         if found is None:
@@ -101,12 +105,12 @@ class Reply:
         return [] if raw is None else bytes_tensor.unpack(raw[1])
 
     def delta(self, reader: LlmapiReader) -> TokenDelta:
-        """Return the delta of this reply of an llmapi model, relative to the earlier replies."""
+        """Return the text that is new in this reply of an llmapi model, as a delta."""
         return reader.delta(self._response)
 
 
 class DirectModel:
-    """A served model: its declared tensors, and requests to it.
+    """Client of one model that Triton serves. Requests get only inputs that the model declares.
 
     Attributes:
         llmapi: True for the model of the llmapi repository. Each of its streamed responses has the

@@ -1,4 +1,4 @@
-"""Engine: the model that a Triton replica serves, its availability, and generations on it."""
+"""`Engine`, which polls the model on one Triton server and runs generations on it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _POLL_TIMEOUT_S = 2.0
-# Timeout in seconds of the second poll after a first one timed out. In this time, a slow answer can
-# arrive, and a gateway whose own event loop was blocked can read it.
+# Timeout in seconds of a poll that is repeated because the first poll timed out. In this
+# second, a slow answer can still arrive. If this gateway's own event loop was blocked, the gateway
+# can now read the answer.
 _REPEATED_POLL_TIMEOUT_S = 1.0
 _TOKENIZER_TIMEOUT_S = 5.0
-# An engine with non-streaming answers in progress counts as dead after this many unanswered probes
-# in succession. With fewer, the engine may just be full.
+# Number of consecutive probes without a token after which an engine counts as dead, although
+# requests with a non-streaming answer are running. After fewer probes, the engine may just be busy
+# with these requests.
 _MAX_SILENT_PROBES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
@@ -57,9 +59,10 @@ async def _run_inline(work: Callable[[], T]) -> T:
 
 
 class Engine:
-    """The model that one Triton server serves: the core model, or a text model that wraps it.
+    """Client of the model that one Triton server serves.
 
-    Create instances in a running event loop.
+    The model is a core model, which takes and returns token ids, or a text model, which takes and
+    returns text. Create instances in a running event loop.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Engine:
         tokenizer: OwnTokenizer | None = None,
         tokenizer_policy: TokenizerPolicy = "refuse",
     ) -> None:
-        """Create an engine. Its server is not polled yet.
+        """Create an engine without polling the server.
 
         Args:
             endpoint: the Triton server's endpoint.
@@ -110,9 +113,10 @@ class Engine:
         self.on_upload = on_upload
         self._selection: ModelSelection | None = None
         self.last_selection: ModelSelection | None = None
-        """The current selection or, while the server is unavailable, the selection before.
+        """The selected model. While the server is unavailable, the model that was selected before.
 
-        None until a model has been selected for the first time."""
+        None until a model has been selected for the first time.
+        """
         self.on_selection: Callable[[], None] = lambda: None
         """Callback that is called when `last_selection` has changed."""
         self.silence = Silence()
@@ -129,9 +133,10 @@ class Engine:
         self.streams: set[OpenStream] = set()
         """The running requests that get a stream of responses."""
         self.has_received = False
-        """True if a response to any request was received since the start of the last poll."""
-        # Time of the last response, in seconds of the event loop's clock. Polls set it, so that
-        # tokens need not read the clock. It is too late by up to one poll interval.
+        """True if any request has received a response since the last poll began."""
+        # Time of the last response, in seconds of the event loop's clock. Only polls update this
+        # time, so that code that receives a token need not read the clock. The time is later than
+        # the response by up to one poll interval.
         self.received_at = -math.inf
         self.lost_at = -math.inf
         """Time at which the engine last became unavailable, in seconds of the event loop's clock.
@@ -151,15 +156,16 @@ class Engine:
 
     @property
     def suspect(self) -> bool:
-        """True if the engine did not answer the last poll, or a request to it has failed.
+        """True if the engine may be dead: the last poll was not answered, or a request failed.
 
-        The engine may work nevertheless: it may be busy, or the request may have been invalid.
+        The engine may also be healthy: a busy engine answers late, and an invalid request fails,
+        too.
         """
         return self.silence.suspect or self._probe.is_doubted
 
     @property
     def makes_no_tokens(self) -> bool:
-        """True if the engine is unavailable, or if its last probe got no token."""
+        """True if the engine is unavailable, or generated no token for its last probe."""
         chosen = self._selection
         if chosen is None:
             return True
@@ -209,10 +215,10 @@ class Engine:
             self._probe.requested.clear()
 
     async def refresh(self) -> None:
-        """Poll the server once. After an outage, also read the model's configuration again.
+        """Poll the server once. If it was unavailable, select its model again.
 
-        A server may just be slow, so it counts as lost only after several polls without an answer
-        (see `Silence`). It never counts as lost while it sends tokens.
+        `Silence` decides after how many polls without an answer the server counts as lost, because
+        a busy server may answer late. A server that sends tokens never counts as lost.
         """
         silence = self.silence
         silence.begin_poll(received=self.has_received)
@@ -234,7 +240,7 @@ class Engine:
             silence.record_answer()
 
     async def _poll_with_retry(self) -> None:
-        """Poll the server, and poll again after a timeout if all tokens stopped at the same time.
+        """Poll the server. If the poll times out and all tokens have stopped, too, poll once more.
 
         Raise TimeoutError if the server does not answer, and GatewayError if it is unavailable.
         """
@@ -288,9 +294,10 @@ class Engine:
         self._warn(selection)
 
     async def _compare_tokenizers(self, selection: ModelSelection) -> ModelSelection:
-        """Return the selection, with a warning if Triton's and the gateway's tokenizers may differ.
+        """Return a copy of the selection with a warning if the tokenizers may differ.
 
-        Raise EngineUnavailable if the tokenizers differ and the operator's policy is "refuse".
+        Triton's tokenizer is compared with the gateway's tokenizer. Raise EngineUnavailable if they
+        differ and the operator's policy is "refuse".
         """
         if self._tokenizer_check is None:
             return selection
@@ -317,12 +324,13 @@ class Engine:
         )
 
     def _is_silence_fatal(self, capabilities: ModelCapabilities, since: float) -> bool:
-        """Return True if the engine must be dead because no request got a token since `since`.
+        """Return True if the engine counts as dead because no request has got a token.
 
-        `since` is in seconds of the event loop's clock. A model that cannot stream may always just
-        be busy with long answers. Other models may be busy with non-streaming answers, too. If
-        there are such answers, the engine counts as dead only if a stream that has started gets no
-        token, or after several unanswered probes.
+        No token has come since `since`, in seconds of the event loop's clock. An engine that is not
+        in use yet counts as dead. A model that cannot stream may always be busy with long answers,
+        so its engine never does. A streaming model may be busy with non-streaming answers. Its
+        engine then counts as dead only if a stream that has started gets no further token, or after
+        `_MAX_SILENT_PROBES` probes without a token.
         """
         if not self.ready:
             return True
@@ -362,7 +370,7 @@ class Engine:
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> TokenStream:
-        """Return the stream of one generation's token deltas, as a context manager.
+        """Return the `TokenStream` of one generation. It is a context manager.
 
         If the context is exited before the end of the answer, the engine is asked to stop the
         generation.

@@ -1,4 +1,4 @@
-"""A request to the engine: send it, upload adapter weights if needed, and stop it early.
+"""A request to the engine: sending, upload of adapter weights, responses, and early stop.
 
 See decision 002 in docs/decisions.
 """
@@ -36,18 +36,18 @@ from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-# Pauses in seconds between attempts while the engine's adapter cache is full of adapters in use.
+# Pauses in seconds before a request is sent again while the engine's adapter cache is full.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 _NOT_BEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 
 class EngineCall:
-    """A request to the engine, as a context manager. `response` returns the next response.
+    """Context manager for one request to the engine. `response` returns the next response.
 
-    If the context is exited before the final response, the engine is sent a stop request. Exiting
-    contains no await, so a cancellation cannot prevent this. A call to a BLS model is cancelled
-    instead: the gateway does not know the ids of the requests that this model sends to the engine.
-    NVIDIA's BLS model ignores the cancellation.
+    If the context is exited before the final response, the engine is sent a stop request.
+    `__exit__` contains no await, so the stop request is sent even if the task is cancelled. A call
+    to a BLS model is cancelled instead, because the gateway does not know the ids of the requests
+    that this model sends to the engine. NVIDIA's BLS model ignores the cancellation.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class EngineCall:
 
     @property
     def was_sent(self) -> bool:
-        """True if the request was sent to the engine.
+        """True if the engine has the request.
 
-        If the engine refuses the request's adapter, the value is False again until the request is
-        repeated.
+        If the engine refuses the request because of its LoRA adapter, the value is False until the
+        request is sent again.
         """
         return self._stream is not None
 
@@ -159,7 +159,7 @@ class EngineCall:
             self._release_slot()
 
     def _abandon(self, reason: StopReason) -> EarlyStop:
-        """Stop reading the responses, because the engine gets a stop request.
+        """Stop reading the responses to a request for which a stop request will be sent.
 
         Return the `EarlyStop` whose `end` is called when the engine has released the request.
         """
@@ -182,10 +182,10 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """Stop reading because no response has come until `begin_by`.
+        """Stop reading, because the first response has not come until `begin_by`.
 
-        The current read then raises EngineUnavailable, so the request may be sent to another
-        engine.
+        The current read then raises EngineUnavailable, so that the caller can send the request to
+        another engine.
         """
         self._begin_timed_out = True
         self._engine.doubt()
@@ -197,7 +197,7 @@ class EngineCall:
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Stop reading the stream. Reset the stream only if the engine takes no stop requests."""
+        """Stop reading the stream. Reset an unfinished stream if no stop request can be sent."""
         if self._stream is None:
             return
         if self._finished:
@@ -222,9 +222,10 @@ class EngineCall:
         """Return the next response.
 
         Raises:
-            GatewayError: the response is an error.
+            GatewayError: the engine has reported an error, or the connection is lost.
             TimeoutError: the deadline has passed.
-            EngineSilent: the deadline has passed, and the engine is silent for all requests.
+            EngineSilent: the deadline has passed, and the engine has not responded to any request
+                for `SILENCE_S` seconds.
         """
         try:
             if self._stream is not None:
@@ -241,8 +242,8 @@ class EngineCall:
             if not self._is_engine_silent:
                 raise
             if self.answers_once and self._capabilities.llmapi is not None:
-                # Let a probe decide if the engine is dead: with a non-streaming answer, an llmapi
-                # model is silent until the answer ends.
+                # Request a probe to find out if the engine is dead. The silence alone proves
+                # nothing: an llmapi model sends nothing before a non-streaming answer is complete.
                 self._engine.doubt()
                 raise
             raise EngineSilent(f"It sent nothing to anybody for {SILENCE_S:g} s.") from None
@@ -255,8 +256,8 @@ class EngineCall:
     def _is_engine_silent(self) -> bool:
         """True if the engine has sent no response to any request for more than `SILENCE_S` seconds.
 
-        Only the time after this request was sent counts: before, the request waited in the gateway
-        for a slot or an upload.
+        Only the time since this request was sent to the engine counts. Before, the request may have
+        waited in the gateway for a slot or an upload.
         """
         engine = self._engine
         if not self.was_sent or engine.has_received:
@@ -270,8 +271,8 @@ class EngineCall:
             self._finished = True
             error = from_text(response.error_message)
             if self._capabilities.llmapi is not None and isinstance(error, EngineError):
-                # Let a probe decide if the engine is dead: a dead llmapi engine answers every
-                # request with such an error, while Triton reports its model as ready.
+                # Request a probe to find out if the engine is dead: a dead llmapi engine answers
+                # every request with such an error, while Triton reports its model as ready.
                 self._engine.doubt()
             raise error
         # Without decoupled mode there is only one response, so it is the last one even if it is not
@@ -321,10 +322,10 @@ class EngineCall:
         return response
 
     def _to_end_error(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
-        """Return the error to raise instead of an error that a read has raised.
+        """Return the error to raise if reading a response has failed with `error`.
 
-        A read raises CancelledError if a timer of this call has ended the stream, and also if the
-        task was cancelled. Only in the second case is CancelledError the right error.
+        A read raises CancelledError in two cases: a timer of this call has ended the stream, or the
+        task was cancelled. In the first case, return TimeoutError or EngineUnavailable instead.
         """
         if isinstance(error, EngineUnavailable):
             # The connection and the request are lost, so no stop request is needed.
@@ -345,9 +346,9 @@ class EngineCall:
     async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
         """Send a request that uses a LoRA adapter, and return the first response.
 
-        The weights are sent only if the engine does not have them in its cache; otherwise the
-        adapter's id is enough. After an error of the engine's adapter cache, the request is
-        repeated.
+        The weights are sent only if they are not in the engine's adapter cache. Otherwise, the
+        request contains only the adapter's id. If the engine reports that the weights are missing
+        or that its cache is full, the request is sent again.
         """
         residency = self._engine.residency
         # Refuse an adapter that is larger than the cache. Sending it would only evict other
@@ -382,7 +383,7 @@ class EngineCall:
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
     def _forget_attempt(self) -> None:
-        """Reset the state after the engine has refused the request, which needs no stop request."""
+        """Prepare to send the request again after the engine has refused it."""
         self._sent = False
         self._stream = None
 
@@ -412,8 +413,8 @@ class EngineCall:
     ) -> tuple[ResponseStream[bytes], int]:
         """Send the request with the weights. Return the stream and the weights' size in bytes.
 
-        The weights may take 100 MB. They are freed when they are sent, together with the upload
-        slot, and not at the first token, which may come much later.
+        The weights may take 100 MB of memory. This memory and the upload slot are released as soon
+        as the weights are sent, because the first token may come much later.
         """
         async with upload_slot:
             weights = await lora.weights()

@@ -1,4 +1,4 @@
-"""Events of an engine that metrics count: uploads of LoRA adapter weights."""
+"""`AdapterUpload`, an event for metrics: an upload of LoRA adapter weights to an engine."""
 
 from __future__ import annotations
 

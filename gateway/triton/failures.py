@@ -114,11 +114,11 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
 
 # Texts of errors after which the engine fails every request, although Triton reports it as ready.
 _BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
-# An error of `_BROKEN` that contains this text fails only one request, which needed too much GPU
-# memory.
+# An error text of `_BROKEN` that also contains this text does not mean that the engine is broken.
+# One request has needed too much GPU memory, and only this request fails.
 _OUT_OF_MEMORY = "out of memory"
-# Texts of a failed engine step: one request that the engine could not run has ended all active
-# requests. The engine continues with later requests.
+# Error texts of a failed engine step. The engine could not run one request, and has ended all
+# active requests with this error. It continues with later requests.
 _STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
@@ -153,8 +153,9 @@ def is_lora_cache_full(text: str) -> bool:
 
 def from_text(text: str) -> GatewayError:
     """Return the error for the `error_message` of a stream response, which has no status code."""
-    # After a failed step, all requests of the step get the text about the request that failed. Do
-    # not search this text for invalid parameters: all clients would get that error.
+    # After a failed engine step, all requests of the step get the error text of the request that
+    # failed. Do not search it for invalid parameters. Otherwise, all these clients would get an
+    # error about a parameter that they have not sent.
     step = any(fragment in text for fragment in _STEP)
     for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
         if fragment in text:
@@ -175,8 +176,9 @@ def from_text(text: str) -> GatewayError:
 def from_status(status: int, text: str) -> GatewayError:
     """Return the error for the status code and text of a failed RPC.
 
-    Only the beginning of the text is searched, for `_DEAD`. The text may quote the request, and a
-    client that writes "is not found" must not make the model unavailable for others.
+    The text is not searched, but only its beginning is compared with `_DEAD` (Triton's text for a
+    dead model process). The text may quote the request, and a client that writes "is not found"
+    must not make the model unavailable for others.
     """
     if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
         return EngineUnavailable(_UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""Reference transport, which uses grpc.aio in the same way as tritonclient."""
+"""Transport that uses grpc.aio in the same way as tritonclient, as the reference for tests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gateway.triton.transport import (
     message_bytes,
 )
 
-# Message sizes are unlimited here: Triton accepts and sends up to INT32_MAX bytes, and gRPC's own
-# default of 4 MiB is too small for logits. Keepalive is not enabled, because Triton ends idle
-# connections that ping more often than every 5 minutes.
+# Message sizes are not limited here, because Triton itself limits them to INT32_MAX bytes. gRPC's
+# default of 4 MiB would be too small for logits. Keepalive is not enabled, because Triton ends idle
+# connections that send pings more often than every 5 minutes.
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -225,7 +225,8 @@ class _Call(Generic[T]):
         self._is_abandoned = True
         # Cancel the call if a task waits in a read, because only the cancellation ends the wait.
         if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
-            # A done call was ended by the server, unless grpc.aio cancelled it with its reader.
+            # A finished call was ended by the server, except if grpc.aio cancelled it together with
+            # the task that was reading it.
             by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
@@ -273,10 +274,10 @@ def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
 
 @contextmanager
 def _raise_if_disconnected(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Return a context manager that raises EngineUnreachable for calls that `disconnect` cancelled.
+    """Return a context manager that raises EngineUnreachable if `disconnect` has cancelled a call.
 
-    Without it, such calls raise CancelledError. `by` returns True if the caller has cancelled the
-    call itself; CancelledError is then the right error.
+    Such a call raises CancelledError, like a call that the caller has cancelled itself. `by`
+    returns True in the latter case; the CancelledError is then not replaced.
     """
     try:
         yield

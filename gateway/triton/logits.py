@@ -36,12 +36,11 @@ def generated_logprobs(
 ) -> list[TokenLogprob]:
     """Return the log probabilities of generated tokens, each with the `count` most likely tokens.
 
-    All values are computed from the logits. The log probability that the engine reports for a token
-    may differ, because the logits do not include penalties and may have half precision.
-
-    `raw` is the output `generation_logits` of one streamed response. Its shape is
-    [1, tokens, 1, vocabulary], its type FP32, FP16 or BF16. The logits are divided by the
-    temperature before the softmax over the complete vocabulary, as in the engine.
+    `raw` is the output `generation_logits` of one streamed response. Its shape is [1, tokens, 1,
+    vocabulary], its type FP32, FP16 or BF16. As in the engine, the logits are divided by the
+    temperature before the softmax over the complete vocabulary. The log probability that the engine
+    itself reports for a token may differ, because the logits do not include penalties and may have
+    half precision.
     """
     found = []
     for token_id, row in zip(ids, _rows(raw, datatype, shape[-1]), strict=False):
@@ -55,10 +54,10 @@ def generated_logprobs(
 def token_logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """Return the log probability and rank of each prompt token.
+    """Return the log probability and the rank of each prompt token.
 
-    Each entry also has the `count` most likely tokens at its position. `raw` has the logits from
-    which each token in `ids` was predicted, shape [tokens, vocabulary].
+    Each result also has the `count` most likely tokens at the position of the prompt token. `raw`
+    has shape [tokens, vocabulary]: the logits from which the engine predicts each token in `ids`.
     """
     entries = []
     for token_id, logits in zip(ids, _rows(raw, datatype, vocabulary), strict=False):
@@ -79,7 +78,7 @@ def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
-    """Return a function that converts some logits of the row `logits` to log probabilities."""
+    """Return a function that computes the log probabilities for some of the logits in `logits`."""
     largest = logits.max()
     work = logits - largest
     np.exp(work, out=work)
@@ -92,9 +91,10 @@ def _find_likeliest(
 ) -> list[tuple[int, float]]:
     """Return (token id, log probability) for the `count` largest logits, largest first.
 
-    If logits are equal, the lower id comes first. To save time, the logits are divided into blocks.
-    The `count`-th largest of the blocks' maxima is a lower bound for the result, so only logits
-    that reach it are sorted. At 128,256 logits this takes 1/16 of the time of `np.argpartition`.
+    If logits are equal, the lower id comes first. To save time, the logits are divided into blocks,
+    and the maximum of each block is computed. At least `count` logits reach the `count`-th largest
+    of these maxima, so all smaller logits are ignored. With 128,256 logits, this takes 1/16 of the
+    time of `np.argpartition`.
     """
     count = min(count, len(logits))
     block = min(_MAX_BLOCK_LOGITS, len(logits) // (4 * count))

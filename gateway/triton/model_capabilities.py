@@ -45,11 +45,11 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-# Parameter for the interval at which a model checks if a call was cancelled. A model that declares
-# it stops the request when the call is cancelled. These are the core models of all releases, and
-# this project's own BLS model and GPT core model.
+# Parameter for the interval at which a model checks if its gRPC call was cancelled. A model that
+# declares this parameter stops the request when the call is cancelled. The core models of all
+# releases declare it, and this project's own BLS model and GPT core model.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
-# Inputs whose words an ensemble's preprocessing converts to token ids.
+# Inputs for words, which the preprocessing model of an ensemble converts to token ids.
 _WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
 # Values of boolean parameters that NVIDIA's models accept, in upper or lower case. Tests compare
@@ -61,17 +61,17 @@ _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Features of a model that takes and returns text.
+    """Features of a model that takes and returns text instead of token ids.
 
     Attributes:
-        adds_special_tokens: True if preprocessing adds special tokens to a prompt.
-        skips_special_tokens: True if postprocessing removes special tokens from an answer.
-        accumulates: True if each streamed response has the complete text so far. Otherwise the
+        adds_special_tokens: True if Triton's preprocessing adds special tokens to a prompt.
+        skips_special_tokens: True if Triton's postprocessing removes special tokens from an answer.
+        accumulates: True if each streamed response has the complete text so far. Otherwise, the
             tokens of each response are decoded separately.
-        prefers_single_response: True if answers should be streamed only for clients that stream,
+        prefers_single_response: True if only clients that stream should get a streamed answer,
             because a streamed answer may have broken characters or may crash Triton (see
             `LlmapiModel`).
-        token_by_token: True if a streamed response is one token.
+        token_by_token: True if a streamed response is always one token.
         loses_lora: True if the model passes `lora_task_id` to the engine in a wrong shape, so that
             adapters cannot be used.
     """
@@ -86,11 +86,11 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True)
 class LlmapiModel:
-    """Features of the llmapi repository's model, in addition to those in its `TextModel`.
+    """Features that only the llmapi repository's model has. `TextModel` has its other features.
 
     Attributes:
-        streams: True if a streamed answer is sent token by token. Releases without adapters
-            (TensorRT-LLM 1.2) send the complete answer at its end.
+        streams: True if the model sends a streamed answer token by token. Releases without support
+            for adapters (TensorRT-LLM 1.2) send the complete answer when it ends.
         polls_ended: True if the model may check for a cancellation after the final response to a
             streamed request. NVIDIA's model does so, which crashes Triton 2.51.
     """
@@ -101,7 +101,7 @@ class LlmapiModel:
 
 @dataclass(frozen=True, slots=True)
 class StopModel:
-    """The model that takes stop requests, and its inputs."""
+    """The model to which stop requests are sent: its name in Triton and its inputs."""
 
     name: str
     inputs: Inputs
@@ -183,8 +183,8 @@ class ModelCapabilities:
     def takes_weights(self, dtype: Dtype | None, tp_size: int | None) -> bool:
         """Return True if adapter weights of this data type and tp_size fit the engine.
 
-        A value of None is unknown and counts as fitting. If the engine's own tp_size is unknown,
-        any `tp_size` counts as fitting.
+        None means that a value is unknown, and counts as fitting. If the engine's own tp_size is
+        unknown, any `tp_size` counts as fitting.
         """
         return dtype in (None, self.lora_dtype) and (
             tp_size is None or self.lora_tp_size in (None, tp_size)
@@ -236,7 +236,7 @@ def read_capabilities(
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
-    """Return the core model for stop requests. Return None if the model does not support them."""
+    """Return the core model if it takes stop requests. Return None if it does not support them."""
     inputs = read_inputs(config, CORE)
     return StopModel(model, inputs) if "stop" in inputs else None
 
@@ -335,9 +335,9 @@ def _build_capabilities(
 
 
 def _drop_unrouted_inputs(config: Any, inputs: Inputs) -> Inputs:
-    """Return `inputs` without the inputs that an ensemble does not pass to its core model.
+    """Return `inputs` without the inputs that an ensemble declares but does not pass on.
 
-    The ensemble of the GPT repository has such inputs.
+    The ensemble of the GPT repository does not pass some inputs for words to its core model.
     """
     for step in config.ensemble_scheduling.step:
         if CORE["prompt"][0] in step.input_map:
@@ -366,9 +366,9 @@ def is_speculative(core: Any) -> bool:
 
 
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
-    """Return a boolean parameter of a text model, by the same rules as the model.
+    """Return a boolean parameter of a text model, read by the same rules as in NVIDIA's models.
 
-    If NVIDIA's models do not know the value, return `default`.
+    Return `default` if these models would take the value for neither true nor false.
     """
     value = parameter(config, name).lower()
     words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -423,8 +423,8 @@ def loses_lora(config: Any) -> bool:
     """Return True if a model passes `lora_task_id` to the engine in a wrong shape.
 
     NVIDIA's BLS models before v0.19 do so. BLS models of all releases declare `lora_task_id` with a
-    reshape. Only models that have the inputs for guided decoding undo the reshape; this project's
-    model for v0.17 is one of these.
+    reshape, and must undo it. Only models with inputs for guided decoding do this, such as this
+    project's BLS model for v0.17.
     """
     if config.platform == "ensemble":
         return False

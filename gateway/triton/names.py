@@ -1,9 +1,9 @@
-"""Names of the models' inputs in all releases, and the inputs that a served model declares.
+"""Names of model inputs in all releases of TensorRT-LLM, and the inputs that a model declares.
 
-The gateway's code uses logical names such as "seed". The tables list the real names of each logical
-input, the name in the oldest release first. (Sources: tensorrtllm_backend v0.5 to v0.19, then
-TensorRT-LLM's triton_backend folder. The GPT repository uses the same names. The llmapi repository
-uses other names, which have a separate table.)
+The gateway's code uses logical names such as "seed". The tables list the names that each logical
+input has in Triton, the name in the oldest release first. (Sources: tensorrtllm_backend v0.5 to
+v0.19, then TensorRT-LLM's triton_backend folder. The GPT repository uses the same names. The llmapi
+repository uses other names, which have a separate table.)
 
 See decision 051 in docs/decisions.
 """
@@ -131,7 +131,7 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
 RENAMED: tuple[tuple[str, ...], ...] = tuple(
     sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
 )
-"""All names of each input that `inflight_batcher_llm` has renamed, the oldest name first."""
+"""Names of each input that releases of `inflight_batcher_llm` have renamed, oldest name first."""
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
@@ -167,13 +167,13 @@ def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> I
 def names_outputs(config: Any) -> bool:
     """Return True if requests to a model should name the outputs that they need.
 
-    The result is False for a Python model. NVIDIA's Python models may return more outputs than a
-    request names: `batch_index` for batched requests, and all statistics if one was requested.
-    Triton's Python backend (2.51) frees these additional outputs without holding the GIL, which
-    crashes the model's process sooner or later.
+    Return False for a Python model. NVIDIA's Python models may return more outputs than a request
+    names: `batch_index` for batched requests, and all statistics if one was requested. Triton's
+    Python backend (2.51) frees these additional outputs without holding the GIL, which sooner or
+    later crashes the model's process.
 
-    The result is True for a C++ model. A request without names would ask for all outputs, and
-    releases v0.10 to v0.13 send zeros for every output that was asked for.
+    Return True for a C++ model. A request that names no outputs asks for all outputs. Releases
+    v0.10 to v0.13 would then send zeros in the outputs that are not needed.
     """
     return bool(config.backend != "python")
 

@@ -22,10 +22,10 @@ NUMBERS: Mapping[str, str] = {
 
 
 def float32(values: npt.NDArray[Any], datatype: str) -> npt.NDArray[np.float32]:
-    """Convert values that were read with the numpy type in `FLOATS` to float32.
+    """Convert numbers of a tensor to float32. They were read with the numpy type in `FLOATS`.
 
-    numpy has no BF16 type, so BF16 values were read as uint16. These are the upper halves of FP32
-    values.
+    numpy has no BF16 type, so BF16 numbers were read as uint16. A BF16 number is the upper half of
+    an FP32 number.
     """
     if datatype == "BF16":
         return (values.astype("<u4") << 16).view("<f4")

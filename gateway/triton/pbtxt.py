@@ -1,4 +1,4 @@
-"""Reader of config.pbtxt files, based on Triton's protobuf messages."""
+"""Reader of config.pbtxt files (model configurations), based on Triton's protobuf messages."""
 
 from __future__ import annotations
 
@@ -46,15 +46,17 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """The content of a config.pbtxt.
+    """Content of a config.pbtxt file.
 
     Attributes:
         backend: the backend, or "ensemble" for an ensemble.
         parameters: the string parameters as in the file; placeholders `${name}` are not replaced.
-        instance_count: number of instances in all instance groups; 0 without an instance group.
+        instance_count: total number of instances in all instance groups; 0 if the file has no
+            instance group.
         instance_kinds: the kinds of the instance groups, such as KIND_CPU.
-        holes: names of placeholders `${name}` outside strings, which Triton cannot parse. A field
-            with such a placeholder has the value 0, and `decoupled` has the value True.
+        holes: names of placeholders `${name}` outside strings. Triton cannot parse such a file.
+            Here, a field with such a placeholder has the value 0, and `decoupled` has the value
+            True.
     """
 
     name: str

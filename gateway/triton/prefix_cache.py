@@ -1,16 +1,17 @@
-"""Estimate of the prompt prefixes that one engine has in its KV cache.
+"""Estimate of which prompt prefixes one engine has in its KV cache.
 
-An engine caches keys and values in blocks. A prompt can reuse a block if it has the same tokens up
-to the block's end. The engine evicts the least recently used blocks first. This module stores
-hashes of prompt prefixes in the same order. To save time, not every block is hashed: from six
-blocks on, each hashed prefix is longer than the previous prefix by one sixth.
+An engine caches keys and values in blocks of tokens. A prompt can reuse a cached block if all its
+tokens up to the end of this block are the same. The engine evicts the least recently used blocks
+first. This module stores hashes of prompt prefixes, and also drops the least recently used first.
+To save time, only some prefixes of a prompt are hashed: from six blocks on, each hashed prefix is
+about one sixth longer than the previous prefix.
 
-An answer reports how many tokens of its prompt were cached. If there are fewer than expected, a
-prefix was evicted. All prefixes that were not confirmed later than this prefix then count as
+The engine reports how many tokens of each prompt were cached. If there are fewer than expected, the
+engine has evicted a prefix. All prefixes that were not confirmed after this prefix then count as
 evicted, too.
 
-Python's hash function for bytes is used, which depends on a secret key of the process. So a client
-cannot construct a prompt with the hash of another prompt.
+Python's hash function for bytes is used, which depends on a secret key of the process. A client can
+therefore not construct a prompt that has the hash of another prompt.
 
 See decision 073 in docs/decisions.
 """
@@ -48,12 +49,12 @@ _HASH_ENDS = _build_hash_ends()
 
 
 class ExpectedReuse(NamedTuple):
-    """Expectation about the cache at the time when a request was sent.
+    """Expected reuse of cached tokens by one request, at the time when the request was sent.
 
     Attributes:
         tokens: number of prompt tokens that were expected to be cached.
-        mark: number of the last answer that confirmed this prefix as cached; 0 or less if no answer
-            has confirmed the prefix.
+        mark: sequence number of the last answer that confirmed the expected prefix as cached; 0 or
+            less if no answer has confirmed it.
     """
 
     tokens: float = 0.0
@@ -62,14 +63,14 @@ class ExpectedReuse(NamedTuple):
 
 @dataclass(slots=True)
 class PromptPrefixes:
-    """The hashed prefixes of one prompt.
+    """Hashed prefixes of one prompt.
 
     Attributes:
-        tenant: tenant whose estimates are used; "" for the estimates that tenants share.
+        tenant: tenant whose own cache estimate is used; "" for the estimate that tenants share.
         tokens: number of tokens of the prompt.
         hashes: hashes of the prefixes, the shortest prefix first.
         tokens_per_byte: average number of tokens per hashed byte.
-        start: first KiB of the hashed bytes. Unlike the hashes, it is equal in all processes.
+        start: first KiB of the hashed bytes. Unlike the hashes, it is the same in all processes.
     """
 
     tenant: str
@@ -101,12 +102,12 @@ def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
 
 @dataclass(slots=True)
 class _TenantHashes:
-    """The hashes of one tenant's prompts.
+    """Hashes of one tenant's prompt prefixes.
 
     Attributes:
-        marks: for each hash, the number of the last answer that confirmed it as cached, or
-            `_UNCONFIRMED`. The least recently used hash is first.
-        floor: hashes whose number is from 1 to `floor` count as evicted from the engine.
+        marks: for each hash, the sequence number of the last answer that confirmed the prefix as
+            cached, or `_UNCONFIRMED`. The least recently used hash is first.
+        floor: a hash whose number is from 1 to `floor` counts as evicted from the engine.
     """
 
     marks: dict[int, int]
@@ -143,7 +144,8 @@ class PrefixCache:
     def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
         """Record that the prompt is sent to the engine now.
 
-        Return the expectation about the cache before this request, for `record_answer`.
+        Return the number of tokens that are expected to be cached, as an argument for
+        `record_answer`.
         """
         hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:
@@ -153,8 +155,8 @@ class PrefixCache:
             known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
         mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
-        # Store the longest prefix first, because the hashes that were stored first are evicted
-        # first. A prefix must not be evicted before a longer prefix that begins with it.
+        # Store the longest prefix first, because hashes are evicted in the order in which they were
+        # stored. A prefix is needed for all longer prefixes, so it must not be evicted before them.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
             marks[key] = _UNCONFIRMED
@@ -209,8 +211,8 @@ class PrefixCache:
     def _evict(self, tenant: str) -> None:
         """Evict the oldest eighth of one tenant's hashes.
 
-        Evict hashes of `tenant` if it has more than its equal part of the maximum. Otherwise, evict
-        hashes of the tenant with the most hashes.
+        Evict hashes of `tenant` if it has more than an equal share of the maximum number of hashes.
+        Otherwise, evict hashes of the tenant with the most hashes.
         """
         known = self._tenants.get(tenant)
         if known is None or len(known.marks) <= max(self._max_hashes // len(self._tenants), 1):

@@ -1,8 +1,9 @@
-"""Processing of a prompt's logits while they are being received.
+"""Log probabilities of a prompt's tokens, computed while the logits are being received.
 
-A response has all logits in one tensor, `context_logits`, of shape [1, tokens, vocabulary]. It
-takes half a megabyte for each token. So the complete message is never stored. Memory holds only the
-bytes that the stream's flow-control window allows, and the rows that are being processed.
+A response has all logits of the prompt in one tensor, `context_logits`, of shape [1, tokens,
+vocabulary]. The logits of each token take half a megabyte, so the complete response is never
+stored. Memory holds only the bytes that the stream's flow-control window allows, and the rows of
+logits that are being processed.
 
 See decision 041 in docs/decisions.
 """
@@ -34,7 +35,7 @@ class PromptStream(TokenStream):
     _logits_reader: PromptLogitsReader
 
     async def logprobs(self) -> list[TokenLogprob]:
-        """Return an entry for each token of the prompt. The first entry has no log probability.
+        """Return a `TokenLogprob` for each token of the prompt. The first has no log probability.
 
         Raise GatewayError if the engine fails, and TimeoutError at the deadline.
         """
@@ -53,7 +54,7 @@ class PromptStream(TokenStream):
 
 
 class PromptLogitsReader:
-    """Reader of responses from a stream of byte chunks.
+    """Reader of responses from a stream of byte chunks. It computes log probabilities from logits.
 
     `entries` has the log probabilities of the prompt's tokens; None if no logits were received.
     """
@@ -125,7 +126,7 @@ class PromptLogitsReader:
         self.entries = entries
 
     async def _field(self) -> tuple[int, int]:
-        """Read the head of the next field. Return its field number and its content's size in bytes.
+        """Read the header of the next protobuf field. Return its number and its size in bytes.
 
         All fields of these messages must be length-delimited.
         """

@@ -1,9 +1,9 @@
-"""Triton's protobuf messages: two generated modules of tritonclient, imported without its client.
+"""Triton's protobuf messages: two generated modules of the package `tritonclient.grpc`.
 
-Importing their package, `tritonclient.grpc`, would load grpcio and numpy, which take 25 MiB in each
-process. The transport `http2` needs neither, so the two modules are imported without running the
-package's `__init__`. If the package is imported later, its `__init__` finds the two modules already
-loaded. This matters, because protobuf does not allow a message to be defined twice.
+Importing this package would load grpcio and numpy, which take 25 MiB of memory in each process. The
+transport `http2` needs neither, so the two modules are imported without running the package's
+`__init__`. If another module imports the package later, its `__init__` uses the two modules that
+are already loaded. This matters, because protobuf does not allow a message to be defined twice.
 
 See decision 046 in docs/decisions.
 """

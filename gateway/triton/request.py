@@ -1,9 +1,10 @@
-"""Builder of a serialized ModelInferRequest.
+"""Builder of serialized ModelInferRequest messages.
 
-Inputs are added by logical name, and encoded in the data type that the model declares. Serialized
-protobuf fields can be concatenated. So a request is built from parts that are serialized only once
-for each model. Only its id and the inputs' values are serialized each time. This takes 9 us for a
-request. Building and serializing a protobuf object takes 13 us (python -m bench.packing).
+Inputs are added by logical name, and encoded in the data type that the model declares. Protobuf
+fields may be serialized separately and then concatenated. Most fields are therefore serialized only
+once for each model. For each request, only its id and the values of its inputs are serialized.
+Building a request takes 9 us. With a protobuf object, it would take 13 us (python -m
+bench.packing).
 
 See decisions 011 and 012 in docs/decisions.
 """
@@ -35,8 +36,9 @@ _ONE = {
     "UINT64": struct.Struct("<Q"),
     "FP32": struct.Struct("<f"),
 }
-# Minimum size in bytes of values that are not copied into the request but sent as a separate chunk.
-# This is the size of an HTTP/2 frame; shorter values are copied into a frame anyway.
+# Minimum size in bytes of tensor contents that are sent as a separate chunk instead of being copied
+# into the request. It is the size of an HTTP/2 frame. Shorter contents are copied into a frame
+# anyway.
 _LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
@@ -71,12 +73,12 @@ class RequestPart(NamedTuple):
 
 
 class RequestBuilder:
-    """Builder of one request.
+    """Builder of one ModelInferRequest.
 
     If `batched` is True, each input gets a leading dimension of 1. If `names_outputs` is False, the
     request names no outputs, so the model returns all outputs (see `names.names_outputs`).
 
-    Adding an input that the model does not have raises EngineError. This is only a safeguard,
+    Adding an input that the model does not declare raises EngineError. This is only a safeguard,
     because `pipeline.capabilities` refuses such requests earlier.
     """
 
@@ -223,10 +225,11 @@ def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _scalar(
     name: str, datatype: str, shape: tuple[int, ...]
 ) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
-    """Return four objects that serialize an input with one value.
+    """Return what is needed to serialize an input with one number.
 
-    They are the serialized declaration, the bytes before the value, the function that packs the
-    value, and the bit mask for unsigned data types (None for other types).
+    The result has four items: the serialized declaration of the input, the bytes before the number,
+    the function that packs the number, and the bit mask for unsigned data types (None for other
+    types).
     """
     one = _ONE[datatype]
     contents = _CONTENTS + varint(one.size)

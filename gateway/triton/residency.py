@@ -67,15 +67,15 @@ class Residency:
         tenant: str = "",
         upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> AsyncExitStack | None:
-        """Wait until the adapter is in the engine's cache, or until the caller has to upload it.
+        """Wait until the adapter is in the engine's cache, or until the caller may upload it.
 
-        Return None if the adapter is in the cache. Otherwise return the entered upload slot. The
-        caller must then exit the slot when the weights are sent, and afterwards call either
-        `mark_loaded` or `mark_not_loaded`.
+        Return None if the adapter is in the cache. Otherwise, return the upload slot, already
+        entered. The caller must then exit the slot when the weights are sent, and afterwards call
+        either `mark_loaded` or `mark_not_loaded`.
 
-        For each tenant, one request waits for an upload slot. The first request that gets a slot
-        uploads the adapter, and all others wait for this upload. A tenant therefore never waits for
-        another tenant's uploads of other adapters.
+        For each tenant, one request waits for an upload slot. The first of these requests that gets
+        a slot uploads the adapter, and all other requests wait for this upload. A tenant therefore
+        never waits for another tenant's uploads of other adapters.
         """
         while task_id not in self._resident:
             by_tenant = self._queued.get(task_id, {})
@@ -100,7 +100,7 @@ class Residency:
     async def _enter_before_others(
         self, task_id: int, tenant: str, upload_slot: Awaitable[object]
     ) -> bool:
-        """Enter the upload slot. Return False if another request started the upload before."""
+        """Enter the upload slot. Return False if another request has started the upload instead."""
         queued = _QueuedUpload()
         self._queued.setdefault(task_id, {})[tenant] = queued
         try:

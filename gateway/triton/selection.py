@@ -1,4 +1,7 @@
-"""Selection of the Triton model to use: the core model, or a text model that wraps it.
+"""Selection of the model in Triton that generates the answers.
+
+It is either the core model, which takes and returns token ids, or a text model: an ensemble or a
+BLS model, which takes and returns text and calls the core model.
 
 See decision 062 in docs/decisions.
 """
@@ -41,7 +44,7 @@ class ModelServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelPreferences:
-    """The operator's settings for the selection.
+    """Settings of the operator that determine which model is selected, and its limits.
 
     Attributes:
         core: name of the core model.
@@ -66,8 +69,8 @@ class ModelPreferences:
 class ModelSelection:
     """The selected model, and why it was selected.
 
-    `is_provisional` is True if a text model was selected only because the core model was not served
-    yet.
+    `is_provisional` is True if a text model was selected only because Triton did not serve the core
+    model yet.
     """
 
     capabilities: ModelCapabilities
@@ -182,8 +185,8 @@ async def _read_text_model(
         raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
     stop = None
     if is_ensemble and core is not None:
-        # Stop requests with the request's id go to the core model. This works only for an ensemble,
-        # whose steps get the same id. A BLS model sends its own ids to the core model.
+        # Send stop requests to the core model. This works only for an ensemble, whose steps get the
+        # request id of the ensemble. A BLS model sends requests with other ids to the core model.
         stop = stop_model(names["core"], core)
     return read_text_capabilities(
         model,
@@ -226,7 +229,7 @@ def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
 
 
 def _steps(config: Any) -> dict[str, str]:
-    """Return the model names of an ensemble's steps. The keys are those of `_STEPS`."""
+    """Return the model name of each step of an ensemble. The keys are those of `_STEPS`."""
     found = {}
     for step in config.ensemble_scheduling.step:
         for part, name in _STEPS.items():

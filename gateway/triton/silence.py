@@ -1,10 +1,11 @@
-"""Detection of lost servers: a server that does not answer a poll may be lost, or just busy.
+"""Detection of lost servers by their missed polls.
 
-A server that loads a model or lacks CPU time answers late, so one missed poll does not mean that it
-is lost. If all tokens stop at the same time, the silence is "sudden": a busy server would still
-send tokens or answer polls. A server with a sudden silence counts as lost after 4 seconds instead
-of 9. This rule applies only while another replica answers. Otherwise this machine or the network
-may be the cause, and no replica could take over.
+A server that does not answer a poll may be lost. It may also be busy: a server that loads a model
+or lacks CPU time answers late. So one missed poll does not mean that the server is lost. If all
+tokens stop at the same time, the silence is "sudden", because a busy server would still send tokens
+or answer polls. A server with a sudden silence counts as lost after 4 seconds instead of 9. This
+rule applies only while another replica answers. If no replica answers, this machine or the network
+may be the cause, and no replica could take over the requests.
 
 See decisions 004 and 081 in docs/decisions.
 """
@@ -14,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SILENCE_S = 10.0
-"""Seconds without any response after which a request's timeout counts as the engine's fault.
+"""Minimum silence in seconds after which a request's timeout counts as a failure of the engine.
 
-Below this limit, the client may have set a deadline that no engine can meet."""
+An engine is silent while no request gets a response from it. After a shorter silence, the timeout
+may have another cause: a client may set a deadline that no engine can meet.
+"""
 
 _MAX_UNANSWERED_POLLS = 3
 
@@ -43,7 +46,8 @@ class Silence:
 
         `received` is True if any request got a response since the start of the last poll.
         """
-        # Include the interval before, because one interval may fall between two tokens.
+        # Include the poll interval before the last one, because no token may fall into a single
+        # interval although the server sends tokens.
         self._was_receiving = received or self._received
         self._received = received
 

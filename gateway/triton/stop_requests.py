@@ -1,8 +1,8 @@
-"""Stop requests, which are repeated until the engine has stopped the generation.
+"""Sending of stop requests, which are repeated until the engine has stopped the generation.
 
-An engine ignores a stop request for an unknown id, without an error. An id is still unknown while
-an ensemble tokenizes the prompt, or while Triton reads a request with 100 MB of adapter weights.
-The stop request uses another stream, so it can overtake the request.
+An engine ignores a stop request for an unknown request id, without an error. The id is still
+unknown while an ensemble tokenizes the prompt, or while Triton reads a request with 100 MB of
+adapter weights. A stop request is sent on another stream, so it can overtake the request.
 
 See decision 006 in docs/decisions.
 """
@@ -22,8 +22,8 @@ from gateway.triton.request import InferRequest
 log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 2.0
-# Pauses in seconds before repetitions. In this time, the engine can stop a known request, even if
-# many requests are aborted at once.
+# Pauses in seconds before the stop request is repeated. In this time, the engine can stop a request
+# that it knows, even if many requests are aborted at the same time.
 _PAUSES_S = (0.25, 0.5, 1.0)
 # Pause in seconds between the reset of the stream and the last stop request. In this time, a
 # running ensemble passes the request to the core model.
@@ -41,11 +41,13 @@ class StopRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send a stop request in a new task, and repeat it a few times until `stopping` is over.
+        """Send a stop request in a new task, and repeat it until the stopped request has ended.
+
+        The stop request is repeated a few times only.
 
         Args:
             request: the stop request.
-            stopping: the stop, which is over when the engine has released the stopped request.
+            stopping: reports when the engine has released the stopped request.
             model: capabilities of the model whose request is to be stopped.
         """
         task = asyncio.get_running_loop().create_task(self._stop(request.data, stopping, model))
@@ -56,8 +58,9 @@ class StopRequests:
         over = asyncio.Event()
         stopping.add_listener(lambda _: over.set())
         await self._send(request)
-        # Do not repeat for an llmapi model: it processes a request and its stop request in order.
-        # Besides, `stopping` may never be over, because TensorRT-LLM 1.2 does not end the stream.
+        # Do not repeat the stop request for an llmapi model, because this model processes a request
+        # and its stop request in order. Besides, `stopping` may never end, because TensorRT-LLM 1.2
+        # does not end the stream of the stopped request.
         if model.llmapi is not None:
             return
         for pause_s in _PAUSES_S:
@@ -82,7 +85,8 @@ class StopRequests:
                 while await stream.read() is not None:
                     pass
         except (GatewayError, TimeoutError) as error:
-            # Triton does not work, so only log this. The request's stream will be reset.
+            # Only log the failure. Triton does not answer, so the stream of the stopped request
+            # will be reset.
             log.warning("stop request not answered: %s", error or "timeout")
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Protocols by which an engine and its running requests use each other."""
+"""Interfaces of an engine and of its running requests, by which they use each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.triton.transport import Message, Metadata, ResponseStream
 
 
 class OpenStream(Protocol):
-    """Interface of a running streaming request for its engine."""
+    """Methods of a running streaming request that its engine uses."""
 
     def waits_since(self, then: float) -> bool:
         """Return True if the first response came before `then` and the next one has not come.
@@ -24,7 +24,7 @@ class OpenStream(Protocol):
 
 
 class StreamOwner(Protocol):
-    """Interface of an engine for its running requests."""
+    """Attributes and methods of an engine that its running requests use."""
 
     residency: Residency
     on_upload: Callable[[AdapterUpload], None]
@@ -37,7 +37,7 @@ class StreamOwner(Protocol):
     streams: set[OpenStream]
     """The running requests that get a stream of responses."""
     draining: bool
-    """True while the gateway shuts down, which is then the reported reason of aborted requests."""
+    """True while the gateway shuts down. The shutdown is then the reason of aborted requests."""
 
     def record_token(self) -> None:
         """Record that a request has received a token."""
@@ -57,11 +57,12 @@ class StreamOwner(Protocol):
     async def open_pieces(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """Send a request like `open`, and return a stream of the received bytes, in any chunks."""
+        """Send a request like `open`, and return a stream of the received bytes in chunks."""
 
     def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send the stop request `request`, and repeat it a few times until `stopping` is over.
+        """Send a stop request, and repeat it a few times until the stopped request has ended.
 
+        `request` is the stop request, and `stopping` reports the end of the stopped request.
         `model` has the capabilities of the model whose request is to be stopped. Cancelling the
         caller does not cancel the stop request.
         """

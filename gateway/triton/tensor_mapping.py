@@ -1,9 +1,11 @@
-"""Requests to Triton models that take rows of texts or token ids, and return rows of numbers.
+"""Requests to embedding and ranking models in Triton, and decoding of their responses.
 
-A mapping names the model's tensors. Shapes, data types and the maximum batch size are read from the
-model's configuration. The first dimension of each tensor is the batch. If Triton does the batching,
-the declared shapes do not include it. If the model does its own batching (`max_batch_size` 0), it
-is the first declared dimension. If this dimension has a fixed size, a request has only one row.
+Such a model takes rows of texts or token ids, and returns a row of numbers for each.
+`TensorMapping` names the model's tensors. Shapes, data types and the maximum batch size are read
+from the model's configuration. The first dimension of each tensor is the batch dimension. If Triton
+does the batching, the shapes in the configuration do not include the batch dimension. If the model
+itself does the batching (`max_batch_size` is 0), it is the first dimension in the configuration. If
+that dimension has a fixed size, a request has only one row.
 
 numpy (20 MiB) is loaded only if there is such a model.
 """
@@ -67,12 +69,12 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMapping:
-    """A mapping that fits the model's configuration.
+    """A `TensorMapping` with what the model's configuration says about its tensors.
 
     Attributes:
         rows: maximum number of rows in one request.
         width: number of numbers in a row of the output; None if the configuration does not fix it.
-        length: length of each row of token ids; None if the configuration does not fix it.
+        length: number of token ids in each row; None if the configuration does not fix it.
     """
 
     mapping: TensorMapping

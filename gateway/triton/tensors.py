@@ -1,7 +1,8 @@
 """Encoding of requests to the core model, and decoding of its responses, without numpy.
 
-Shapes are those of `tensorrt_llm` in tensorrtllm_backend; all scalars have shape [1, 1]. Names and
-data types are those that the served model declares. Values are little-endian.
+Tensors have the shapes of the model `tensorrt_llm` in tensorrtllm_backend. All single numbers have
+shape [1, 1]. Names and data types are those that the served model declares. Numbers are
+little-endian.
 
 See decision 034 in docs/decisions.
 """
@@ -43,9 +44,10 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
 
 
 def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
-    """Return the serialized inputs, except the prompt, the maximum number of tokens and the seed.
+    """Return the serialized inputs for the generation's options.
 
-    Most requests have the same options, so the result is cached.
+    All inputs except the prompt, the maximum number of tokens and the seed are options. Most
+    requests have the same options, so the result is cached.
     """
     params = generation.params
     if params.guide is not None or params.logit_bias:
@@ -123,9 +125,10 @@ def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
 def add_common(
     build: RequestBuilder, capabilities: ModelCapabilities, generation: Generation
 ) -> None:
-    """Add the inputs that core and text models have in common.
+    """Add the inputs that core models and text models have in common.
 
-    They are for streaming, beam search, guided decoding, LoRA adapters and statistics."""
+    These are the inputs for streaming, beam search, guided decoding, LoRA adapters and statistics.
+    """
     params = generation.params
     if generation.beams:
         build.scalar("beam_width", generation.beams)
@@ -153,8 +156,8 @@ def engine_stats(
 ) -> EngineStats | None:
     """Return the statistics in a response.
 
-    Return None if the response has no statistics, or if the value is 0. The engine also reports 0
-    before it has started the request, so 0 says nothing.
+    Return None if the response has no statistics, or if the number of reused blocks is 0. The
+    engine also reports 0 before it has started the request, so 0 may not be the final number.
     """
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
@@ -165,7 +168,7 @@ def engine_stats(
 def beam_deltas(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> list[TokenDelta]:
-    """Return one delta with token ids for each beam, the best beam first.
+    """Return a `TokenDelta` with token ids for each beam, the best beam first.
 
     `response` is the only response of a beam search.
     """
@@ -200,13 +203,13 @@ def context_request(capabilities: ModelCapabilities, generation: Generation) -> 
 def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: bool = False) -> None:
     """Add the inputs for sampling.
 
-    Without top_k and top_p, the engine would be greedy, so at least one of them is always sent. A
-    top_p of 1 samples from the complete distribution.
+    If neither top_k nor top_p were sent, the engine would decode greedily, so at least one of them
+    is always sent. A top_p of 1 samples from the complete distribution.
 
-    Greedy decoding is sent as top_k 1. (With only a temperature of 0, some releases sample at
-    temperature 1.) If `logprobs` is True, greedy decoding is sent as a top_p of almost 0: the
-    engine normalises log probabilities within the top k, so with top_k 1 they would all be 0. It
-    does not normalise them within top p.
+    Greedy decoding is sent as a top_k of 1, because some releases sample at temperature 1 if only a
+    temperature of 0 is sent. If `logprobs` is True, greedy decoding is sent as a top_p of almost 0
+    instead. The engine normalises log probabilities within the top k tokens, so with a top_k of 1
+    they would all be 0. It does not normalise them within the top p tokens.
     """
     params = generation.params
     if params.greedy and logprobs:
@@ -274,9 +277,10 @@ def is_final(response: pb.ModelInferResponse) -> bool:
 def token_delta(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> TokenDelta:
-    """Return the delta of a response with one beam. It has no ids if the response has no outputs.
+    """Return the new tokens in a response with one beam, as a `TokenDelta`.
 
-    Outputs that were not requested are ignored, because releases v0.10 to v0.13 send zeros in them.
+    A response without outputs results in a delta without token ids. Outputs that were not requested
+    are ignored, because releases v0.10 to v0.13 send zeros in them.
     """
     final = is_final(response) or not capabilities.decoupled
     ids: list[int] = []
@@ -340,10 +344,11 @@ def _prompt_request(
 
 
 def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
-    """Return the ids of an answer up to its first stop word or end-of-sequence id.
+    """Return the token ids of an answer up to its first stop word or end-of-sequence id.
 
-    This is for the GPT repository's model, which takes no stop words and pads its answers. The
-    result includes the stop word but not the end-of-sequence id, as in the answers of other models.
+    The answers of the GPT repository's model need this, because the model takes no stop words and
+    pads its answers. As in the answers of other models, the result includes the stop word but not
+    the end-of-sequence id.
     """
     for count, token_id in enumerate(ids):
         if token_id == generation.end_id:

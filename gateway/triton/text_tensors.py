@@ -1,12 +1,12 @@
-"""Encoding of requests to the text models, `ensemble` and `tensorrt_llm_bls`, and their responses.
+"""Encoding of requests to the text models `ensemble` and `tensorrt_llm_bls`, and of responses.
 
 The output `text_output` is a BYTES tensor with one text per beam. It is read as a flat list without
 a batch dimension, although v0.5 declares two dimensions.
 
 A streaming ensemble decodes the tokens of each engine step separately. With sentencepiece
-tokenizers, the space before a word is then lost, and a character of two tokens becomes two U+FFFD.
-The gateway cannot repair this. A BLS model that accumulates tokens sends the complete text so far
-each time, so only the end of the text may be incomplete.
+tokenizers, the space before a word is then lost, and a character that consists of two tokens
+becomes two U+FFFD. The gateway cannot repair this. A BLS model that accumulates tokens sends the
+complete text so far in each response, so only the end of the text may be incomplete.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def text_request(
 ) -> InferRequest:
     """Return the request for one generation.
 
-    It asks for a stream if the model can stream, except for a beam search and if
-    `text.single_response` is True.
+    The request asks for a stream of responses if the model can stream. For a beam search, or if
+    `text.single_response` is True, it asks for a single response.
     """
     build = RequestBuilder(
         *(capabilities.model, capabilities.inputs, generation.request_id),
@@ -66,9 +66,9 @@ class TextReader:
         self._silent = 0
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """Return the delta of a response. It has the text that is new in this response.
+        """Return the new text in a response, as a `TokenDelta`.
 
-        `tokens` of the delta is None if the number of tokens is unknown.
+        `tokens` of the delta is None if the number of new tokens is unknown.
         """
         final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
@@ -84,7 +84,7 @@ class TextReader:
         return TokenDelta([], final, stats, text=text, tokens=tokens)
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
-        """Return one delta for each beam, the best beam first.
+        """Return a `TokenDelta` for each beam, the best beam first.
 
         `response` is the only response of a beam search.
         """
@@ -93,8 +93,8 @@ class TextReader:
     def _count(self, text: str) -> int:
         """Return the number of tokens to count for a response with `text`.
 
-        A response without text is a token that has no text, unless it is the last response. So it
-        is counted only when another response follows.
+        A response without text stands for a token that has no text, except if it is the last
+        response. It is therefore counted later, when another response follows.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))

@@ -1,4 +1,4 @@
-"""Token stream: the engine's answer to one generation, as deltas.
+"""`TokenStream`: the engine's answer to one generation, read as `TokenDelta` objects.
 
 See decision 001 in docs/decisions.
 """
@@ -78,8 +78,8 @@ class TokenStream(EngineCall):
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
         # True if responses have only token ids. Later responses are then read with a template.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # The response from which the template will be made, as (serialized, parsed). The template
-        # is made when the next response is read.
+        # A response as (serialized, parsed), from which the template for later responses will be
+        # made. The template is made only when the next response is read.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
         # The function that gets the deltas after the first one.
@@ -105,9 +105,9 @@ class TokenStream(EngineCall):
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
         """Call `take` with each delta after the first one, until the answer ends.
 
-        Also stop if `take` returns False, but not before it got all deltas that arrived together.
-        `take` is called directly when bytes are received, so it must not block. Tokens that arrived
-        together may be combined in one delta.
+        If `take` returns False, return after all deltas that have arrived together were passed to
+        it. `take` is called directly when bytes are received, so it must not block. Tokens that
+        arrived together may be combined in one delta.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
@@ -171,10 +171,10 @@ class TokenStream(EngineCall):
     async def _feed_from_logits(
         self, stream: ResponseStream[bytes], offload: Offload, take: Callable[[TokenDelta], bool]
     ) -> None:
-        """Call `take` like `feed_deltas`, for answers with logits.
+        """Call `take` like `feed_deltas`, with log probabilities that are computed from logits.
 
         Messages that arrived together are processed together in another thread. Messages that
-        arrive in the meantime wait in the stream and, if its flow-control window is full, in
+        arrive in the meantime wait in the stream. If its flow-control window is full, they wait in
         Triton.
         """
         messages: list[bytes] = []

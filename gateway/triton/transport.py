@@ -37,7 +37,8 @@ ABANDON_GRACE_S = 2.0
 MAX_ABANDONED = 1000
 """Maximum number of abandoned streams on one connection that have not ended yet.
 
-If there are as many, a further stream is reset as soon as it is abandoned."""
+When this number is reached, a further stream is reset as soon as it is abandoned.
+"""
 
 OnEnded = Callable[[bool], None]
 """Callback for the end of an abandoned stream.
@@ -65,8 +66,8 @@ class ResponseStream(Protocol[T_co]):
         """Call `take` with serialized responses until it returns False.
 
         Responses that arrived together are passed in one call. `take` may be called directly when
-        bytes are received, which saves a task switch per response. Errors of `take` are raised
-        here, and the same errors as in `read`.
+        bytes are received, which saves a task switch per response. Raise an error of `take`, or the
+        same errors as `read`.
 
         Return True if `take` has returned False, and False at the end of the stream.
         """
@@ -75,15 +76,15 @@ class ResponseStream(Protocol[T_co]):
     def unread(self) -> int:
         """Number of responses that were received but not read.
 
-        The number remains available after the stream was abandoned. It is 0 if the transport does
-        not know the number.
+        The number remains available after the stream was abandoned. A transport that cannot count
+        these responses returns 0.
         """
 
     def cancel(self) -> None:
         """Reset the stream at once. Further calls do nothing."""
 
     def abandon(self, ended: OnEnded | None = None) -> None:
-        """Stop reading, and let the server end the stream, or reset it after `ABANDON_GRACE_S`.
+        """Stop reading. Let the server end the stream, or reset it after `ABANDON_GRACE_S` seconds.
 
         Later reads raise CancelledError, as after `cancel`. `ended` is called once, when the stream
         has ended or was reset. If `abandon` is called again, the new `ended` is ignored.
@@ -148,7 +149,10 @@ class Transport(Protocol):
 
 
 class ClientTls(NamedTuple):
-    """TLS certificates: a context for the transport `http2`, and PEM data for `grpcio`."""
+    """TLS certificates of the connections to Triton, in the formats that the transports need.
+
+    `context` is for the transport `http2`. The other attributes are PEM data for `grpcio`.
+    """
 
     context: ssl.SSLContext
     ca: bytes | None

@@ -1,4 +1,4 @@
-"""A request that the loop has fetched, and the responses of its sequences."""
+"""A request that the executor's loop has fetched from the queue, and the responses to it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class ActiveRequest:
         self.end_ids = frozenset([self.end_id] if self.end_id >= 0 else [])
         self.beam_width = sampling.beam_width
         self.streaming = request.streaming
-        # Return all tokens of each beam in every response. A step may reorder the beams, so only
-        # the new tokens would be meaningless.
+        # For a beam search, return all tokens of each beam in every response. A step may replace
+        # the earlier tokens of a beam, so a client could not append only the new tokens.
         self.all_tokens = request.return_all_generated_tokens or self.beam_width > 1
         count = self.beam_width if self.beam_width > 1 else entry.sequences
         self.sequences = [Sequence(i) for i in range(count)]
@@ -78,8 +78,9 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
-        # Key of the KV cache blocks that the request may reuse. The adapter and the extra ids are
-        # in the key, because a prompt's keys and values depend on both.
+        # Key of the KV cache blocks that the request may reuse. A prompt's keys and values depend
+        # on the adapter and on the prompt table, so the key has the adapter's task id and the extra
+        # ids, which identify the prompt table.
         tuning = request.prompt_tuning_config
         extra_ids = None if tuning is None else tuning.input_token_extra_ids
         self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
@@ -104,7 +105,7 @@ class ActiveRequest:
 
     @property
     def slots(self) -> int:
-        """Number of the batch's slots that the request occupies.
+        """Number of batch slots that the request occupies.
 
         This is the number of samples that have not ended, or 1 for a beam search.
         """
@@ -128,9 +129,10 @@ class ActiveRequest:
         return (self.prompt + sequence.tokens)[start:end]
 
     def pause(self) -> None:
-        """Release the KV caches.
+        """Release the KV caches of all sequences, to let other requests use the blocks.
 
-        After a restart, the generated ids are processed as part of the prompt.
+        When the scheduler starts the request again, the generated ids are processed as part of the
+        prompt.
         """
         for sequence in self.sequences:
             sequence.cache = None
@@ -151,9 +153,9 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Return the responses with new output.
+        """Return the responses with output that no earlier response had.
 
-        After a failure, return the error response, once.
+        If the request has failed, return the error response. After that, return no responses.
         """
         if self.failure is not None:
             return [] if self.is_done else [self.fail(self.failure)]
@@ -193,7 +195,8 @@ class ActiveRequest:
         """Return True while all generated tokens equal the draft tokens.
 
         No output is sent during this time. TensorRT-LLM verifies all draft tokens in one step, and
-        sends the accepted ones in one response. Here each step generates a single token.
+        sends the accepted tokens in one response. Here each step generates a single token, so the
+        accepted tokens must be held back.
         """
         count = len(sequence.tokens)
         return count <= len(self.draft) and sequence.tokens == self.draft[:count]
@@ -273,7 +276,7 @@ class ActiveRequest:
             context_prefill_position=0 if stage is RequestStage.QUEUED else done,
             num_generated_tokens=count,
             avg_num_decoded_tokens_per_iter=count / max(1, count - self._count_accepted(longest)),
-            # Report a finished request as scheduled, although its caches are released.
+            # A finished request has no KV cache, but this iteration still processed it.
             scheduled=self.is_started or ended,
             paused=count > 0 and not self.is_started and not ended,
             alloc_total_blocks_per_request=self.blocks.num_total_allocated_blocks,

@@ -1,4 +1,7 @@
-"""Validation of a request when the loop fetches it, and the limit of its output length."""
+"""Validation of a request when the executor's loop fetches it from the queue.
+
+The validation also limits the request's output length to what the engine allows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from triton_repo.cpu_executor.request import Request
 
 FETCH_ERROR = "Encountered an error when fetching new request: "
 # Prefix of errors that TensorRT-LLM detects only during a step. In TensorRT-LLM such an error ends
-# all active requests; here it ends only the wrong request.
+# all active requests. Here it ends only the request that has the invalid value.
 STEP_ERROR = "Encountered an error in forwardAsync function: "
 
 # Fields of a request for models or decoding modes that the CPU executor does not support.
@@ -54,8 +57,8 @@ class AdmissionLimits:
     max_blocks: int
     tokens_per_block: int
     block_reuse: bool = False
-    # True for the policy MAX_UTILIZATION without context chunking. A streaming request that is
-    # paused might then be unable to resume.
+    # True for the policy MAX_UTILIZATION without context chunking. With this combination, a paused
+    # streaming request may be too long to start again.
     unchunked_max_utilization: bool = False
 
 
@@ -64,7 +67,7 @@ def refuse(what: str) -> RefusedError:
 
 
 def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> ActiveRequest:
-    """Return the active request for a queued one.
+    """Validate a queued request, and return it as an ``ActiveRequest``.
 
     Raises ``RefusedError``, with upstream's message, if the request cannot run.
     """
@@ -73,7 +76,8 @@ def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> Ac
     _check_ranges(request, config, limits)
     draft = _draft_tokens(request, config, limits)
     prompt_table = _prompt_table(request, config, limits)
-    # Reserve space for the draft tokens of a step, even if the request has none.
+    # Limit the output to the tokens that remain of max_seq_len. Reserve space for the draft tokens
+    # of one step, even if this request has no draft tokens.
     room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
     active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
     _check_capacity(active, limits)
@@ -129,7 +133,10 @@ def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLi
 
 
 def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
-    """Return the draft tokens to verify, cut to make prompt plus draft fit ``max_input_len``."""
+    """Return the draft tokens of a request that will be verified.
+
+    If prompt and draft tokens together exceed ``max_input_len``, the last draft tokens are dropped.
+    """
     given = request.external_draft_tokens_config
     if given is None:
         return []

@@ -25,9 +25,9 @@ QUERY_TILE = 64
 
 @dataclass(kw_only=True)
 class _Span:
-    """Array views for one sequence in a decode step, covering all layers.
+    """Array views for one sequence in a decode step.
 
-    Built once per iteration.
+    The views cover all layers, so they are created once per iteration instead of once per layer.
     """
 
     key_column: Array  # [layers, kv_heads, head_size]
@@ -39,7 +39,7 @@ class _Span:
 
 
 class DecodeAttention:
-    """Attention of a decode step: one new token in each of several sequences."""
+    """Attention of a decode step, in which each of several sequences has one new token."""
 
     def __init__(self, caches: Sequence[SequenceCache], heads: int) -> None:
         cache = caches[0]

@@ -84,7 +84,10 @@ class BeamSearch:
             self._move(live, going)
 
     def _candidates(self, live: Seq[Sequence], logits: Array) -> list[tuple[int, int, float]]:
-        """Return the best ``2 * width`` continuations in order: (beam, token, log probability)."""
+        """Return the best ``2 * width`` continuations, the best first.
+
+        A continuation is a tuple (index of the beam in ``live``, token id, log probability).
+        """
         log_probs = log_softmax(logits)
         count = min(2 * self._width, logits.shape[1])
         best = np.argsort(-log_probs, axis=1, kind="stable")[:, :count]
@@ -132,8 +135,8 @@ class BeamSearch:
 
     def _finish(self) -> None:
         ended = self._finished
-        # Repeat the worst beam if there are fewer than ``width`` finished beams. Stop words may
-        # have ended all candidates before.
+        # If there are fewer than ``width`` finished beams, repeat the worst one. This happens if
+        # stop words have ended all continuations in the same step.
         ended += ended[-1:] * (self._width - len(ended))
         longest = max(len(beam.tokens) for beam in ended)
         for sequence, beam in zip(self._request.sequences, ended, strict=True):

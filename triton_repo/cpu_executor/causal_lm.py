@@ -28,7 +28,10 @@ Array = NDArray[np.float32]
 
 @dataclass
 class Chunk:
-    """Tokens of one sequence to process: one token in a decode step, several tokens of a prompt."""
+    """Tokens of one sequence to process in one iteration.
+
+    A decode step has a single token. A part of a prompt can have several tokens.
+    """
 
     cache: SequenceCache
     tokens: Sequence[int]
@@ -70,8 +73,8 @@ class PackedBatch:
         Ids from the vocabulary's size on are looked up in the chunk's prompt table, others in
         ``table``.
         """
-        # Clip ids to the table: a wrong id must not stop the loop, and upstream does not refuse it
-        # either.
+        # Clip the ids to the range of the table. Like upstream, the executor does not refuse ids
+        # outside the vocabulary, and such an id must not raise an error here and stop the loop.
         x = table[np.clip(self._tokens, 0, len(table) - 1)]
         start = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -117,7 +120,10 @@ class PackedBatch:
 
 
 class CausalLM(ABC):
-    """A loaded checkpoint. Two threads must not call ``forward`` with the same cache."""
+    """A decoder-only transformer with loaded weights.
+
+    Two threads must not call ``forward`` with the same KV cache.
+    """
 
     _head: Linear
 
@@ -140,9 +146,10 @@ class CausalLM(ABC):
         return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Return the matrices or biases [q, k, v] in the layout that the model computes with.
+        """Return [q, k, v] as the model stores them: q is multiplied by the attention scale.
 
-        A missing bias, None, stays None.
+        ``parts`` has the three weight matrices, biases or LoRA B matrices of a layer. None stands
+        for a missing bias, and is returned as None.
         """
         query, key, value = parts
         return [None if query is None else query * self._query_scale, key, value]

@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 
 class SequenceDecoder:
-    """Chooser of the next token of each sequence. It also ends sequences."""
+    """Decoder that chooses the next token of each sequence, and ends finished sequences."""
 
     def __init__(self, vocab_size: int, normalize_log_probs: bool) -> None:
         self._vocab_size = vocab_size
@@ -78,10 +78,10 @@ class SequenceDecoder:
 
 
 def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
-    """Mask the ids that the guide does not allow.
+    """Set the logits of ids that the request's guide forbids to -inf, in place.
 
-    The guide is applied after banned ids and minimum length, and takes precedence. If the guide
-    allows only ids that these exclude, one of these ids is chosen.
+    The guide takes precedence over banned ids and the minimum length. If every id that the guide
+    allows is banned or too early, one of these ids is chosen nevertheless.
     """
     assert sequence.guide is not None
     assert sequence.sampling is not None

@@ -95,7 +95,8 @@ def build(
         max_input_len: limit of a prompt; None for the value of ``max_seq_len``.
         max_seq_len: limit of prompt plus output; None for the model's context length.
         lora_target_modules: modules that adapters may change; empty for an engine without LoRA.
-        max_prompt_embedding_table_size: rows of all prompt tables in a full batch.
+        max_prompt_embedding_table_size: limit of the rows in the prompt tables (p-tuning) of all
+            requests in a full batch.
 
     Raises ``ValueError`` for a model or an option that the CPU executor cannot run.
     """

@@ -29,13 +29,11 @@ class GuideState:
         return GuideState(self._matcher.deep_copy())
 
     def mask(self, logits: NDArray[np.float32], end_ids: Sequence[int]) -> None:
-        """Set the logits of ids that must not come next to -inf, in place.
+        """Set the logits ``[vocab]`` of all ids that the grammar forbids to -inf, in place.
 
-        ``logits`` is ``[vocab]``.
-
-        ``end_ids`` end the sequence. They are allowed if, and only if, the output so far is
-        complete. Raises ``GuideError`` if no id is allowed, or a step takes more work than
-        llguidance allows.
+        ``end_ids`` are the ids that end the sequence. They are allowed if, and only if, the output
+        so far is a complete text of the grammar. Raises ``GuideError`` if no id is allowed, or if
+        the computation exceeds one of llguidance's limits.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()

@@ -1,8 +1,9 @@
 """Guided decoding: compilation of a request's guide to a grammar over the model's vocabulary.
 
-llguidance compiles the grammars, even if the configuration names another backend. `guides.grammar`
-reproduces the differences between backends. This module is imported only if guided decoding is
-configured.
+A guide is the constraint that a request's output must follow: any JSON, a JSON schema, a regular
+expression or an EBNF grammar. llguidance compiles the guides, even if the configuration names
+another backend. `guides.grammar` reproduces the differences between the backends. This module needs
+llguidance, so it is imported only if guided decoding is configured.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _KINDS: dict[GuideKind, Kind] = {
 
 
 class GuideCompiler:
-    """Compiler of guides in a single separate thread. A slow guide therefore delays no step."""
+    """Compiler of guides.
+
+    The compiler runs in one separate thread, so a guide that takes long to compile does not delay
+    the requests that are already running.
+    """
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
         tokenizer, stop_ids = config.tokenizer_str, config.stop_token_ids
@@ -65,8 +70,8 @@ class GuideCompiler:
             guide = GuideState(matcher)
             if matcher.is_error():
                 raise GuideError(reason(matcher.get_error()))
-            # Compute the first mask now, before the prompt runs: this detects a grammar that
-            # matches nothing.
+            # Compute the first mask now. If the grammar matches no text at all, this raises an
+            # error before the prompt runs.
             guide.mask(np.zeros(self._vocab_size, np.float32), sorted(self.stop_ids))
         except (GuideError, ValueError, RecursionError) as error:
             raise GuideError(f"Invalid guide of type {kind}: {error}") from error

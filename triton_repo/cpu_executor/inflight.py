@@ -1,6 +1,6 @@
-"""Loop with in-flight batching.
+"""The executor's loop for real models, with in-flight batching.
 
-An iteration is one forward pass over the tokens of all requests.
+Each iteration is one forward pass over the tokens of all running requests.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class InflightLoop(RequestLoop):
         max_tokens = kv_cache.max_tokens or default_max_tokens(
             config, kv_cache.free_gpu_memory_fraction
         )
-        # Reuse blocks only if the engine has paged context FMHA: upstream's block reuse needs its
-        # kernels.
+        # Reuse KV cache blocks only if the engine was built with paged context FMHA, because
+        # upstream needs those attention kernels to reuse blocks.
         reuse = kv_cache.enable_block_reuse and config.use_paged_context_fmha
         self._pool = BlockPool(max(1, max_tokens // size), size, reuse)
         policy = settings.scheduler_config.capacity_scheduler_policy
@@ -117,7 +117,11 @@ class InflightLoop(RequestLoop):
         return self._model.parameter_bytes + blocks * block_bytes(self._config)
 
     def _start(self, request: ActiveRequest) -> None:
-        """Give a KV cache to the first sequence or, after a pause, to all unfinished sequences."""
+        """Allocate the KV caches with which a request starts, or starts again after a pause.
+
+        At first, only the first sequence gets a cache, because all sequences have the same prompt.
+        After a pause, each unfinished sequence gets a cache.
+        """
         if request.first_scheduled is None:
             request.schedule()
             self._decoder.prepare(request)
@@ -126,7 +130,8 @@ class InflightLoop(RequestLoop):
             context = request.prompt + sequence.tokens
             sequence.cache = SequenceCache(self._config, len(context) + 1)
             reused = 0
-            # Do not reuse blocks if the client requests context logits: reused tokens have none.
+            # Do not reuse blocks if the client requests context logits, because the model computes
+            # no logits for the tokens of reused blocks.
             if not request.output.return_context_logits:
                 reused = self._pool.load(sequence.cache, context, request.reuse_key)
             self._pool.count(len(context), reused, request.blocks)
@@ -180,10 +185,10 @@ class InflightLoop(RequestLoop):
             self._store(request, work.sequence)
 
     def _split(self, work: Work) -> list[tuple[ActiveRequest, Sequence]]:
-        """Return the sequences that choose a token now.
+        """Return the sequences that choose their next token from the logits of this work.
 
-        After a prompt, all samples of the request but the first get copies of its KV cache. The
-        prompt is therefore processed only once.
+        The prompt of a request is processed once, in the KV cache of the first sample. When the
+        prompt is complete, the other samples get copies of this cache.
         """
         request, first = work.request, work.sequence
         if not work.in_prompt or request.beams is not None:

@@ -1,4 +1,8 @@
-"""The KV cache: the blocks of each sequence, the limit on all blocks, and reuse across prompts."""
+"""The KV cache of the CPU executor.
+
+`SequenceCache` has the blocks of one sequence. `BlockPool` limits the blocks of all sequences, and
+stores blocks that later prompts with the same beginning can reuse.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,9 @@ def block_bytes(config: CpuEngineConfig) -> int:
 def default_max_tokens(config: CpuEngineConfig, memory_fraction: float | None) -> int:
     """Return the default capacity of the cache in tokens.
 
-    The capacity is that of a full batch, or less if the memory is small. ``memory_fraction`` is the
-    fraction of the machine's memory that the cache may fill; None is 0.9.
+    The default suffices for ``max_batch_size`` sequences of ``max_seq_len`` tokens. It is smaller
+    if such a cache would exceed the fraction ``memory_fraction`` of the machine's memory; None
+    selects 0.9.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fraction = 0.9 if memory_fraction is None else memory_fraction
@@ -99,12 +104,15 @@ class BlockPool:
     """The limit on KV cache blocks, and the stored blocks that later prompts may reuse.
 
     Stored blocks only use the capacity that running requests do not need. Blocks of the lowest
-    priority are evicted first, and among these the least recently used. A block's name is a digest
-    of the request's key and of all tokens up to the block's end, because the block's keys and
-    values depend on all of them.
+    priority are evicted first. Among blocks of equal priority, the least recently used block is
+    evicted first.
 
-    Stored blocks are in two arrays for ``max_blocks`` blocks, which are never freed. Allocating
-    blocks one by one would fragment the process' memory.
+    The keys and values in a block depend on the adapter, on the prompt table, and on all tokens up
+    to the block's end. A block's name is therefore a digest of ``ActiveRequest.reuse_key`` and of
+    these tokens.
+
+    Stored blocks are in two arrays with space for ``max_blocks`` blocks. The arrays are never
+    freed. Allocating each block separately would fragment the process' memory.
     """
 
     def __init__(self, max_blocks: int, tokens_per_block: int, reuse: bool) -> None:
@@ -178,7 +186,10 @@ class BlockPool:
         prompt_tokens: int,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
-        """Store a sequence's full blocks for reuse, as far as running requests leave capacity."""
+        """Store the full blocks of a sequence, so that later prompts can reuse them.
+
+        Blocks that exceed the capacity left by running requests are not stored.
+        """
         if not self.reuse:
             return
         full = min(len(tokens), cache.length) // self.tokens_per_block
@@ -257,7 +268,10 @@ class BlockPool:
 def _retention(
     config: KvCacheRetentionConfig | None, first_token: int, generated: bool
 ) -> tuple[int, float | None]:
-    """Return a block's priority, and the priority's duration in seconds (None: unlimited)."""
+    """Return the retention priority of a block, and the time in seconds after which it expires.
+
+    The time is None if the priority does not expire.
+    """
     if config is None:
         return DEFAULT_PRIORITY, None
     if generated:

@@ -2,10 +2,10 @@
 
 A plain ``x @ w`` may round a row differently if the number of rows changes, because BLAS then uses
 other kernels. The greedy output of a request could then depend on the other requests in the batch.
-Here each row is a separate matrix-vector product. A product with a single row, as in most steps of
-tests and demo, takes an eighth of the time of a product with few rows. Hundreds of rows take as
-long as one large product: the time is spent on reading the weights, which stay in the processor's
-caches.
+Here each row is a separate matrix-vector product. Most steps of the tests and of the demo have a
+single row. Such a step takes an eighth of the time that a matrix product with a few rows takes. For
+hundreds of rows, the separate products take as long as one large product, because the weights stay
+in the processor's caches.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Linear:
         self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> None:
         self.out_size, self.in_size = weight.shape
-        # Store the transpose [in, out]: a product with the demo's weights then takes 0.6 of the
-        # time (AMD EPYC).
+        # Store the transpose [in, out]. With the demo's weights, a product then takes 0.6 of the
+        # time that it takes with [out, in] (AMD EPYC).
         self._weight = np.ascontiguousarray(weight.T)
         self._bias = bias
 

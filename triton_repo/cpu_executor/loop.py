@@ -1,10 +1,9 @@
-"""The loop thread, which runs requests from their fetch to their end.
+"""The executor's loop thread, which runs requests from their fetch to their end.
 
-It is the same for all engines.
-
-Each iteration ends cancelled requests, fetches new requests, advances all active requests by one
-step, and publishes responses and statistics. New requests can therefore start in every iteration,
-and the slots of finished requests are free at once.
+`RequestLoop` has the code that real models and the synthetic engine share. Each iteration ends
+cancelled requests, fetches new requests, advances all active requests by one step, and publishes
+responses and statistics. New requests can therefore start in every iteration, and the batch slots
+of finished requests are free at once.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IterationProgress:
-    """Numbers of requests and tokens in one iteration."""
+    """Counts of the requests and tokens that one iteration processed, for the statistics."""
 
     scheduled: int = 0
     context_requests: int = 0
@@ -57,7 +56,7 @@ class IterationProgress:
 
 
 class RequestLoop(ABC):
-    """Base class of the loops.
+    """Base class of the executor's loops. Subclasses define one step of the active requests.
 
     A loop runs until the mailbox is closed and all requests have ended.
     """
@@ -103,7 +102,8 @@ class RequestLoop(ABC):
             while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
                 self._run_iteration()
         finally:
-            # Wake all callers, even after an error in the loop: they would otherwise wait forever.
+            # Wake all waiting callers, also if the loop ends by an error. Otherwise they would wait
+            # forever.
             self._mailbox.finish()
             if self._lora is not None:
                 self._lora.close()
@@ -141,7 +141,8 @@ class RequestLoop(ABC):
         else:
             self._mailbox.publish(responses)
         if not self._active:
-            # Publish another record, with zeros for the batch: the metrics then return to 0.
+            # No request is left. Publish statistics of an empty iteration, with which the metrics
+            # return to 0.
             self._mailbox.publish([], self._complete_stats(IterationStats(), IterationProgress()))
         elif progress is None:
             self._pause()
@@ -193,7 +194,7 @@ class RequestLoop(ABC):
     def _activate(self, entry: Queued) -> ActiveRequest:
         request = admit(entry, self._config, self._limits)
         if self._static and request.streaming:
-            # Send one complete answer without the prompt, as upstream does for static batching.
+            # With static batching, send one complete response without the prompt, as upstream does.
             request.streaming = False
             request.output.exclude_input_from_output = True
         guide = entry.request.guided_decoding_params

@@ -1,4 +1,8 @@
-"""LoRA adapters: checks of the tensors in requests, the host cache, and use in batches."""
+"""LoRA adapters of the CPU executor.
+
+This module validates the adapter tensors in requests, caches the adapters in host memory, and adds
+the adapters' updates to the layers of the model.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,9 @@ MODULE_NAMES = {
     6: "mlp_4h_to_h",
     7: "mlp_gate",
 }
-# Ids of the modules that each fused projection of the model joins, in order. For a Llama,
-# TensorRT-LLM calls the checkpoint's gate_proj mlp_h_to_4h, and its up_proj mlp_gate.
+# For each projection of the model: the ids of the LoRA modules that are fused in it, in the order
+# of their rows. For a Llama, TensorRT-LLM calls the checkpoint's gate_proj mlp_h_to_4h, and the
+# checkpoint's up_proj mlp_gate.
 PROJECTIONS = {
     "qkv": (1, 2, 3),
     "output": (4,),
@@ -53,16 +58,20 @@ class LoraError(Exception):
 
 
 class Foldable(Protocol):
-    """A model that LoRA adapters can be applied to."""
+    """Interface of a model to which LoRA adapters can be applied.
+
+    A model may permute or scale the rows of its q, k and v weights. ``fold_qkv`` changes the rows
+    of an adapter in the same way.
+    """
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
 class PreparedAdapter:
-    """An adapter in the model's layout.
+    """An adapter whose matrices have been converted for the model's fused projections.
 
-    ``factors`` has the two low-rank matrices (A, B) by (layer, projection).
+    ``factors`` maps (layer, name in ``PROJECTIONS``) to the two low-rank matrices (A, B).
     """
 
     factors: dict[tuple[int, str], tuple[Linear, Linear]]
@@ -181,7 +190,7 @@ def _fuse(
 class CachedAdapter:
     """A cached adapter. ``size`` is in bytes.
 
-    ``in_flight`` is the number of active requests with the adapter. Above 0, the adapter is not
+    ``in_flight`` is the number of active requests that use the adapter. An adapter in use is not
     evicted.
     """
 
@@ -215,9 +224,9 @@ class CachedAdapter:
 class LoraCache:
     """The host cache of adapters by task id, with a limit in bytes. Not thread-safe.
 
-    The size of an adapter is the size of its values in the engine's dtype, without padding. If a
-    request sends weights for a cached id, they are ignored, as in upstream. A separate thread
-    prepares weights, so a large adapter does not delay other requests.
+    An adapter counts with the size of its values in the engine's dtype, without padding. If a
+    request sends weights for a task id that is already cached, they are ignored, as in upstream. A
+    separate thread prepares new adapters, so a large adapter does not delay other requests.
     """
 
     def __init__(
@@ -256,9 +265,11 @@ class LoraCache:
         return list(self._cached)
 
     def acquire(self, lora: LoraConfig) -> CachedAdapter:
-        """Return the adapter of a request. It is added to the cache if it is not there yet.
+        """Return the adapter of a request, and mark it as used by one more request.
 
-        The caller must call ``release`` when the request has ended. Raises ``LoraError``.
+        If the cache does not have the adapter, add it from the tensors in the request. The caller
+        must call ``release`` when the request has ended. Raises ``LoraError`` if the tensors are
+        missing or invalid, or if the cache is full.
         """
         entry = self._cached.get(lora.task_id)
         if entry is None:
@@ -312,7 +323,10 @@ class LoraCache:
 
 
 class LoraBatch:
-    """The adapters of one packed batch. Each has the row numbers of the tokens that use it."""
+    """The adapters that are used in one packed batch.
+
+    Each adapter comes with the indices of the batch's rows (tokens) that use it.
+    """
 
     def __init__(self, rows: Sequence[tuple[PreparedAdapter, NDArray[np.int64]]]) -> None:
         self._groups = rows

@@ -67,9 +67,10 @@ class Mailbox:
     # Called by users of the executor.
 
     def enqueue(self, requests: Sequence[Request]) -> list[int]:
-        """Queue the requests and return their ids. If not all fit, queue none of them.
+        """Queue the requests, and return their ids.
 
-        Raises ``RuntimeError`` if the queue is full or closed.
+        Raises ``RuntimeError`` if the queue is closed or does not have space for all requests. In
+        this case, none of the requests is queued.
         """
         counts = [sequence_count(r) for r in requests]
         with self._work:
@@ -187,7 +188,10 @@ class Mailbox:
             return bool(self._queue) or not self._closing
 
     def fetch(self, admits: Callable[[Queued], bool]) -> list[Queued]:
-        """Remove and return queued requests by priority. Stop at the first that is not admitted."""
+        """Remove requests from the queue, in the order of their priority, and return them.
+
+        Stop at the first request for which ``admits`` returns False.
+        """
         taken = []
         with self._work:
             while self._queue and admits(self._queue[0][2]):
@@ -202,7 +206,11 @@ class Mailbox:
 
     @property
     def pending_cancels(self) -> set[int]:
-        """Ids of requests to cancel. Only the loop may use the set, and must not store it."""
+        """Ids of the requests that the loop should cancel.
+
+        Only the loop thread may read the set. The loop must not store the set, because ``publish``
+        removes the ids of ended requests from it.
+        """
         return self._cancelled
 
     def publish(

@@ -16,9 +16,10 @@ GPT = "GPTForCausalLM"
 def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Return the section of an engine's ``config.json`` that describes the model.
 
-    ``least_iteration_ms`` in ``hf`` exists only in this executor: the minimum duration of an
-    iteration in milliseconds. A faster iteration sleeps for the remaining time. Like a GPU, this
-    leaves the CPU to other processes. Statistics report the time without the sleep.
+    ``hf`` may have the field ``least_iteration_ms``, which only the CPU executor reads. It is the
+    minimum duration of an iteration in milliseconds: after a faster iteration, the executor sleeps
+    for the remaining time. This leaves the CPU to other processes, as if a GPU ran the iteration.
+    Statistics report the duration without the sleep.
 
     Args:
         hf: contents of the Hugging Face ``config.json``.

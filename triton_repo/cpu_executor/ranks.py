@@ -10,7 +10,10 @@ VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
-    """Return the rank of this process. It is 0 for the leader, and without a launcher."""
+    """Return the MPI rank of this process.
+
+    The rank is 0 for the leader, and for a process that no MPI launcher has started.
+    """
     for name in VARIABLES:
         if name in environ:
             return int(environ[name])

@@ -172,10 +172,11 @@ class GuideKind(IntEnum):
 
 
 class GuidedDecodingParams:
-    """Constraint that the output must follow.
+    """Constraint that the output of a request must follow.
 
-    Types: any JSON object or array, a JSON schema, a regular expression, or a grammar with the
-    start rule ``root``. ``guide`` is the text of the constraint. All types but JSON require it.
+    ``guide_type`` is JSON (any JSON object or array), JSON_SCHEMA, REGEX, or EBNF_GRAMMAR (a
+    grammar with the start rule ``root``). ``guide`` is the text of the schema, the regular
+    expression or the grammar. Only the type JSON does not need it.
     """
 
     GuideType = GuideKind

@@ -12,7 +12,7 @@ from triton_repo.cpu_executor.enums import FinishReason
 
 @dataclass
 class KvCacheMetrics:
-    """Numbers of KV cache blocks that were allocated or reused for a request's prompt."""
+    """Counts of the KV cache blocks that were allocated or reused for a request's prompt."""
 
     num_total_allocated_blocks: int = 0
     num_new_allocated_blocks: int = 0
@@ -38,7 +38,7 @@ class TimingMetrics:
 
 @dataclass
 class SpeculativeDecodingMetrics:
-    """Numbers of a request's draft tokens; all 0 for a request without draft tokens."""
+    """Counts of a request's draft tokens. All fields are 0 for a request without draft tokens."""
 
     acceptance_rate: float = 0.0
     total_accepted_draft_tokens: int = 0

@@ -58,10 +58,11 @@ class TokenCounts:
 
 
 class SamplingState:
-    """Sampling parameters of one sequence, and the state that changes with each token.
+    """Sampling parameters of one sequence, and the values that change with each generated token.
 
-    ``index`` is the sequence's number among the request's samples. It is added to the seed, which
-    makes the samples different.
+    These values are the token counts for penalties, the current top_p, and the random generator.
+    ``index`` is the sequence's index among the request's samples. It is added to the seed, so the
+    samples differ.
     """
 
     def __init__(self, request: Request, index: int, vocab_size: int) -> None:
@@ -122,7 +123,10 @@ class SamplingState:
 
 @dataclass
 class SamplingRow:
-    """Sampling state, prompt ids and generated ids of the sequence of one row of logits."""
+    """The sequence to which one row of logits belongs.
+
+    ``prompt`` and ``generated`` are token ids.
+    """
 
     state: SamplingState
     prompt: Sequence[int]
@@ -165,9 +169,12 @@ def choose(
 ) -> tuple[list[int], list[float]]:
     """Choose one token per row of processed logits ``[rows, vocab]``.
 
-    Return the tokens and their log probabilities. The log probability is 0.0 for a row that did not
-    request it. With ``normalize_log_probs``, the probability in a row with top_k is relative to the
-    ``top_k`` best ids: it is 1 for greedy rows. Otherwise it is relative to the vocabulary.
+    Return the token ids and their log probabilities. If a request did not ask for log
+    probabilities, the value of its row is 0.0.
+
+    By default, probabilities are normalized over the complete vocabulary. If
+    ``normalize_log_probs`` is True, the probabilities in a row with top_k are normalized over the
+    ``top_k`` best ids. In a greedy row, the chosen token then has the probability 1.
     """
     tokens = np.argmax(logits, axis=1)
     drawn = [i for i, state in enumerate(states) if not state.greedy]
@@ -256,7 +263,10 @@ def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _log_prob(line: Array, token: int, top_k: int) -> float:
-    """Return the log probability of an id relative to the ``top_k`` best ids; 0 means all ids."""
+    """Return the log probability of an id, normalized over the ``top_k`` best ids.
+
+    If ``top_k`` is 0, the probability is normalized over the complete vocabulary.
+    """
     if top_k == 1:
         return 0.0
     values = np.sort(line)[-top_k:] if top_k else line

@@ -91,8 +91,8 @@ class SamplingConfig:
         self.repetition_penalty = repetition_penalty
         self.presence_penalty = presence_penalty
         self.frequency_penalty = frequency_penalty
-        # Check these two values only here and not when the attribute is set, as the real class
-        # does.
+        # Check these two values only in the constructor. Like TensorRT-LLM's class, this class does
+        # not check a value that is assigned to the attribute later.
         check(length_penalty is None or length_penalty >= 0, "lengthPenalty >= 0.f")
         check(early_stopping is None or early_stopping >= 0, "earlyStopping >= 0")
         self.length_penalty = length_penalty

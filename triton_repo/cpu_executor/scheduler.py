@@ -19,10 +19,11 @@ PREFILL_TOKENS = 128
 
 @dataclass(slots=True)
 class Work:
-    """Tokens of one sequence to process in an iteration.
+    """Tokens of one sequence that the model processes in an iteration.
 
-    ``last`` is True if the next token can be chosen afterwards. ``in_prompt`` is True if the
-    sequence has no generated tokens yet.
+    ``last`` is True if the model's logits for these tokens determine the sequence's next token. It
+    is False for a part of a prompt that does not reach the prompt's end. ``in_prompt`` is True if
+    the sequence has no generated tokens yet.
     """
 
     request: ActiveRequest
@@ -33,9 +34,9 @@ class Work:
 
 
 class Scheduler:
-    """Scheduler of the active requests.
+    """Scheduler that chooses which active requests run, and which tokens each iteration processes.
 
-    The loop stores the requests and passes them to each method.
+    The scheduler does not store the requests. The loop passes them to each call.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class Scheduler:
     def schedule(self, active: Seq[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
         """Return the requests to start now, and the number of requests that were paused.
 
-        ``active`` is in the order of fetching. Paused requests release their caches. They start
-        again later, with their generated tokens as part of the prompt.
+        ``active`` is in the order in which the requests were fetched. A paused request releases its
+        KV caches, and starts again later, with its generated tokens as part of the prompt.
         """
         started = [r for r in active if r.is_started]
         paused = 0
@@ -78,8 +79,8 @@ class Scheduler:
             if not request.is_ready:
                 continue
             claimed += blocks(request)
-            # Stop at the first request that does not fit. Otherwise small requests could start
-            # before a large one again and again, and it would wait forever.
+            # Stop at the first request that does not fit. Otherwise small requests could always
+            # start before a large request, and the large request would wait forever.
             if claimed > self._pool.max_blocks:
                 break
             starting.append(request)
@@ -99,9 +100,9 @@ class Scheduler:
         return len(request.list_unfinished()) * self._pool.blocks(tokens)
 
     def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
-        """Return the work of one iteration.
+        """Return the tokens to process in one iteration, one `Work` per sequence.
 
-        Decode steps with one token come first, as the model requires.
+        Items with a single token come first, as ``CausalLM.forward`` requires.
         """
         steps: list[Work] = []
         pieces: list[Work] = []
@@ -119,12 +120,14 @@ class Scheduler:
             # Run all beams of a request together, also after a pause.
             if request.beam_width == 1 or len(stepping) == request.beam_width:
                 steps += stepping
-        # Allow at least QUERY_TILE tokens: with less, a prompt might never end.
+        # Allow at least QUERY_TILE prompt tokens. A chunk within a prompt ends at a multiple of
+        # QUERY_TILE, so with a smaller budget a prompt might never be processed further.
         budget = max(QUERY_TILE, min(PREFILL_TOKENS, self._max_num_tokens - len(steps)))
         for request, sequence in prompts:
             assert sequence.cache is not None
             done = sequence.cache.length
-            # After a pause, process the last generated token in an ordinary decode step instead.
+            # After a pause, the generated tokens are part of the prompt. Leave out the last one: it
+            # is processed in an ordinary decode step, which chooses the next token.
             context = len(request.prompt) + max(0, len(sequence.tokens) - 1)
             count = min(context - done, budget)
             if done + count < context:

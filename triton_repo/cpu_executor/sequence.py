@@ -19,7 +19,11 @@ NOT_FINISHED = FinishReason.NOT_FINISHED
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence of a request: the generated tokens of one sample or one beam, and its state."""
+    """A single sample or beam of a request, with its generated tokens.
+
+    ``reported_tokens`` is the number of ``tokens`` that earlier responses had. ``reported_end`` is
+    True if the last response of the sequence was built.
+    """
 
     index: int
     tokens: list[int] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Iteration statistics of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17).
 
-A class here must not have an attribute that upstream's class lacks: ``model.py`` searches several
-objects for a field with ``hasattr`` and takes the first that has it.
+A class in this module must not have an attribute that upstream's class lacks. For each metric,
+``model.py`` searches several statistics objects with ``hasattr``, and reads the value from the
+first object that has the attribute.
 """
 
 from __future__ import annotations

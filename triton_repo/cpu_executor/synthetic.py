@@ -34,10 +34,11 @@ TICK_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class SyntheticPace:
-    """The tokens of every answer, and the times at which they are due.
+    """The token ids that every sequence generates, and the times at which they are due.
 
-    Each sequence repeats ``tokens`` until the length limit, or until one of them is the request's
-    ``end_id``. If ``tokens`` is empty, ids count up from the last prompt id and skip ``end_id``.
+    Each sequence repeats the ids in ``tokens`` until it reaches its length limit or the request's
+    ``end_id``. If ``tokens`` is empty, a sequence counts up from the last prompt id and skips
+    ``end_id``. ``first_token_ms`` is the time from a sequence's start to its first token.
     """
 
     tokens_per_second: float = 50.0
@@ -51,7 +52,7 @@ class SyntheticPace:
             raise ValueError(f"first_token_ms: found {self.first_token_ms}, allowed >= 0")
 
     def due(self, seconds: float) -> int:
-        """Return the number of tokens that a sequence should have ``seconds`` after its start."""
+        """Return the number of tokens that are due ``seconds`` after the start of a sequence."""
         late = seconds - self.first_token_ms / 1000
         return 0 if late < 0 else 1 + int(late * self.tokens_per_second)
 
@@ -61,9 +62,9 @@ class SyntheticPace:
 
 
 def pace_from(settings: dict[str, Any]) -> SyntheticPace:
-    """Return the settings under ``synthetic`` in ``config.json``.
+    """Parse the value of ``synthetic`` in ``config.json``.
 
-    Raises ValueError if one is wrong.
+    Raises ValueError for an unknown setting or a wrong value.
     """
     unknown = sorted(set(settings) - set(SyntheticPace.__dataclass_fields__))
     if unknown:

@@ -38,9 +38,10 @@ def measure(
     max_tokens: int = 128,
     sampling: trtllm.SamplingConfig | None = None,
 ) -> Measurement:
-    """Run ``concurrency`` requests at once.
+    """Run ``concurrency`` requests at once, and measure their throughput and latency.
 
-    The prompts are random, and all answers have full length.
+    The prompts are random. The requests have no ``end_id``, so each one generates exactly
+    ``max_tokens`` tokens.
     """
     random = np.random.default_rng(concurrency)
     requests = [

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 class Tensor(np.ndarray[Any, Any]):
     """A numpy array that can be used as a CPU tensor of torch.
 
-    Its dtype is a numpy object of which only one instance exists. `tensor.dtype is torch.float32`
-    is therefore True if `torch` is the module that is built from `TORCH`.
+    numpy has a single object for each built-in dtype, and `TORCH` has the same objects. If `torch`
+    is a module that is built from `TORCH`, `tensor.dtype is torch.float32` is therefore True for a
+    float32 tensor.
     """
 
     def squeeze(self, dim: int | None = None) -> Tensor:  # type: ignore[override]
@@ -52,7 +53,7 @@ def unsqueeze(tensor: Tensor, dim: int) -> Tensor:
 def from_dlpack(capsule: Any) -> Tensor:
     """Return the tensor in a capsule from Triton's `to_dlpack`.
 
-    Its memory must be in host memory.
+    The tensor must be in host memory, not on a GPU.
     """
     return np.from_dlpack(_Capsule(capsule)).view(Tensor)
 
@@ -60,13 +61,15 @@ def from_dlpack(capsule: Any) -> Tensor:
 def to_dlpack(tensor: NDArray[Any]) -> Any:
     """Return a capsule for Triton's `Tensor.from_dlpack`, which shares the tensor's memory.
 
-    The capsule must be consumed, because only the consumer frees the memory. Read-only memory, such
-    as a request's, is copied first, because numpy makes no capsule of it.
+    The capsule must be passed to `from_dlpack`, because only the consumer frees the memory. numpy
+    exports no capsules of read-only arrays, such as the inputs of a request. Such an array is
+    copied first.
     """
     array = np.asarray(tensor)
     capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
-    # Remove the destructor. Triton (2.51) renames a consumed capsule, and numpy's destructor ends
-    # the process if it does not know the name. The consumer frees the memory.
+    # Remove numpy's destructor of the capsule. Triton (2.51) renames a capsule when it consumes the
+    # tensor, and numpy's destructor ends the process if it does not know the name. The memory is
+    # still freed, because the consumer frees it.
     _set_destructor(capsule, None)
     return capsule
 

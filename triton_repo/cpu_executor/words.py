@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 
 class StopWords:
-    """Stop words. A sequence ends when its generated ids end with the token ids of one of them."""
+    """Stop words of a request, each a list of token ids.
+
+    A sequence ends when its generated ids end with the ids of a stop word.
+    """
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
         self._by_last: dict[int, list[list[int]]] = defaultdict(list)
@@ -23,9 +26,10 @@ class StopWords:
 
 
 class BadWords:
-    """Words, as token ids, that must not be generated.
+    """Words that a sequence must not generate, each a list of token ids.
 
-    If the ids so far end with all ids of a word but its last, the last id is banned.
+    A word is prevented by banning its last id as the next id, whenever the sequence ends with all
+    earlier ids of the word.
     """
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
@@ -34,14 +38,20 @@ class BadWords:
         self._longer = [(word[:-1], word[-1]) for word in given if len(word) > 1]
 
     def list_banned(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids that must not follow ``ids``: the prompt and the generated ids."""
+        """Return the ids that must not come next.
+
+        ``ids`` has the prompt's ids and the ids generated so far.
+        """
         return self._always + [
             last for start, last in self._longer if list(ids[-len(start) :]) == start
         ]
 
 
 def list_repeating(ids: Sequence[int], size: int) -> list[int]:
-    """Return the next ids that would repeat an n-gram of ``size`` ids."""
+    """Return the ids that must not come next, because they would repeat an n-gram in ``ids``.
+
+    ``size`` is the number of ids in an n-gram.
+    """
     start = list(ids[len(ids) - size + 1 :])
     return [
         ids[end] for end in range(size - 1, len(ids)) if list(ids[end - size + 1 : end]) == start

@@ -1,1 +1,1 @@
-"""Management of adapters and keys by operators."""
+"""Endpoints with which operators manage adapters and the API keys of tenants."""

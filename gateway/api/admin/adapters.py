@@ -80,10 +80,10 @@ class Adapter(AnswerModel):
 
 
 class DeclaredAdapter(AnswerModel):
-    """An adapter of the configuration file.
+    """An adapter that the configuration file declares.
 
-    `state` is waiting, loaded or failed. `error` is the reason if loading failed; loading is then
-    tried again.
+    `state` is `waiting`, `loaded` or `failed`. After a failure, `error` is the reason, and the
+    gateway tries to load the adapter again.
     """
 
     name: str
@@ -168,7 +168,8 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         source = parse(wanted.source)
         service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # If the client leaves, cancel only the fetching. Once adding has started, it completes.
+            # If the client disconnects while the files are fetched, cancel the fetching. Once the
+            # adapter is being added, do not cancel, so that it is added completely.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapter_admin.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -223,10 +224,10 @@ async def list_all(service: Admin) -> Adapters:
 
 
 class Rollback(Strict):
-    """The version to serve.
+    """Request body that selects which version of an adapter is served from now on.
 
-    `version` is the first 12 to 64 hex digits of the version's digest. Without `version`, the
-    previous version is served.
+    `version` is the first 12 to 64 hex digits of the version's digest. If `version` is missing, the
+    gateway serves the version before the current one.
     """
 
     version: str | None = None
@@ -303,7 +304,7 @@ def audit_change(
 
 
 def to_audit_state(record: Record) -> State:
-    """Return the state of an adapter to show in an entry of the audit log."""
+    """Return an adapter's data for the audit log: its served version, revision and versions."""
     return {
         "served": record.version.short_digest,
         "revision": record.revision,

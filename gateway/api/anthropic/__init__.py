@@ -1,1 +1,4 @@
-"""Anthropic's Messages API. Its requests are converted to chat requests of OpenAI's protocol."""
+"""Anthropic's Messages API: endpoints, requests and answers.
+
+Each request is converted to a chat request in OpenAI's format.
+"""

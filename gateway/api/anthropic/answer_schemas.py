@@ -1,6 +1,6 @@
-"""Models of the Messages API's responses. They only serve the OpenAPI document.
+"""pydantic models that describe the Messages API's responses in the OpenAPI document.
 
-`answers` writes the actual responses.
+No response is built from these models. The module `answers` writes the responses.
 """
 
 from __future__ import annotations

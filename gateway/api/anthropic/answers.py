@@ -44,19 +44,23 @@ def build_event(kind: str, **members: Any) -> bytes:
 
 
 class MessageAnswer:
-    """Writer of the answer to one request. `model` is the model name in the request."""
+    """Encoder of one request's answer in the format of the Messages API.
+
+    `model` is the model name in the request, which the answer repeats.
+    """
 
     def __init__(
         self, model: str, batch: Batch, *, max_tokens: int, omit_thinking: bool = False
     ) -> None:
         """Create the writer.
 
-        `max_tokens` is the client's limit. The engine's context may allow fewer tokens. An answer
-        that then fills the context ends with `model_context_window_exceeded`.
+        `max_tokens` is the limit in the client's request. If the model's context leaves space for
+        fewer tokens, the engine gets that lower limit. An answer that reaches the lower limit ends
+        with the stop reason `model_context_window_exceeded`.
         """
         self._prompt_tokens = batch.prompt_tokens
-        # Do not report cached tokens to an isolated tenant: the number would show whether another
-        # tenant sent the same prompt.
+        # With `isolated_cache`, do not report the number of cached tokens. The number would show
+        # this tenant whether another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
@@ -104,7 +108,10 @@ class MessageAnswer:
         return {"type": "text", "text": ""}
 
     def build_delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
-        """Return the delta by which an event extends its block; None if it adds nothing."""
+        """Return the `delta` with which an event extends its content block.
+
+        Return None if the event adds nothing to the block.
+        """
         if isinstance(event, Content):
             return {"type": "text_delta", "text": event.text}
         if isinstance(event, Reasoning):
@@ -130,7 +137,10 @@ class MessageAnswer:
         return {"stop_reason": reason, "stop_sequence": last.stop}
 
     def build_usage(self, last: TextDelta) -> dict[str, int]:
-        """Return `usage`. Tokens read from the cache are not included in `input_tokens`."""
+        """Return the member `usage` of a message.
+
+        `input_tokens` does not count the prompt tokens that were read from the engine's KV cache.
+        """
         cached = 0
         if self._reports_cached:
             cached = count_cached_tokens([last], self._prompt_tokens)
@@ -143,7 +153,7 @@ class MessageAnswer:
 
 
 class _EventSink:
-    """A `Sink` that writes SSE events. It writes the bytes `opening` first."""
+    """A `Sink` that writes a message as SSE events. It writes the SSE frames `opening` first."""
 
     def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
         self._answer = answer
@@ -225,7 +235,11 @@ class _CallBuffer:
         self._start: CallStart | None = None
 
     def take(self, delta: TextDelta) -> list[Event | Reasoning]:
-        """Add a delta, and return the non-empty events that can now be sent."""
+        """Add the events of a delta, and return the events that can now be sent to the client.
+
+        Text and reasoning are returned at once. The events of a tool call are returned at the
+        call's end.
+        """
         found: list[Event | Reasoning] = []
         for event in (Content(delta.text),) if delta.events is None else delta.events:
             if isinstance(event, CallStart):
@@ -239,7 +253,11 @@ class _CallBuffer:
         return found
 
     def _build_events(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
-        """Return the events of a valid call with its complete input, or an invalid call's text."""
+        """Return the events to send at the end of a tool call.
+
+        For a valid call, these are the call's start and its complete input. For an invalid call,
+        this is the text of the call.
+        """
         after_text, self._text = self._text, end.value is None
         self.called = end.value is not None
         if end.value is not None:

@@ -69,7 +69,7 @@ UNSERVED = frozenset(get_args(Unserved.model_fields["type"].annotation))
 
 
 class _ToolReference(Lenient):
-    """Reference to a tool that a tool search found. Its definition is in the request's `tools`."""
+    """Reference to a tool that a tool search found. The request's `tools` define the tool."""
 
     type: Literal["tool_reference"]
     tool_name: str

@@ -26,7 +26,8 @@ class CacheFillAnswer(MessageAnswer):
 
 
 class _WithoutOutput:
-    """A `Sink` that passes only the end of a message to another sink."""
+    """A `Sink` that removes the generated output from each delta, and passes the delta to another
+    sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

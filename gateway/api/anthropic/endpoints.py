@@ -1,4 +1,4 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens."""
+"""Endpoints of Anthropic's Messages API: POST /v1/messages and POST /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ async def messages(request: Request) -> Response:
 
 
 async def _prepare(request: Request) -> PreparedRequest:
-    """Receive and prepare a request. Its body, which may be megabytes, is freed on return."""
+    """Receive a request and prepare it for generation.
+
+    The request's body may be megabytes. The returned object does not refer to the body, so the body
+    is freed when this function returns.
+    """
     read = partial(parse, MessagesRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, restore_client_name) as received:
         return await prepare_request(received, received.wanted, render_prompt, _make_answer)
@@ -96,7 +100,10 @@ async def count_tokens(request: Request) -> Response:
 
 
 HOT: dict[str, Handler] = {"/v1/messages": messages}
-"""Handlers by path of the POST requests that are served without FastAPI, to save CPU."""
+"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+
+The keys are the paths.
+"""
 
 
 def _make_answer(_: Service, wanted: MessagesChat, options: Options, batch: Batch) -> MessageAnswer:

@@ -44,7 +44,10 @@ _CLIENT_NAMES: dict[str, str] = {
 }
 """Chat parameters that the Messages API names differently, each with its name in that API."""
 _TAGGED = frozenset({"content", "system"})
-"""Fields with lists of blocks. pydantic adds a block's type to the paths of errors in them."""
+"""Fields whose values are lists of content blocks.
+
+In the path of an error within such a list, pydantic adds the block's type after the block's index.
+"""
 
 
 class Thinking(Strict):
@@ -64,9 +67,10 @@ class OutputConfig(Strict):
 
 
 class Prompt(Strict):
-    """The fields that requests for an answer and requests for a token count have in common.
+    """The fields from which the prompt is built.
 
-    `cache_control` is ignored: the engine caches all prompts without it.
+    Requests for an answer and requests for a token count share these fields. `cache_control` is
+    ignored: the engine caches all prompts without it.
     """
 
     successors = OF_MESSAGES
@@ -120,9 +124,9 @@ class Prompt(Strict):
         return chat | self._build_output_fields()
 
     def _build_output_fields(self) -> dict[str, Any]:
-        """Return the chat fields for effort and format.
+        """Return the chat request's fields for reasoning effort and output format.
 
-        Raise InvalidRequest if the request has two different formats.
+        Raise InvalidRequest if `output_format` and `output_config.format` differ.
         """
         output: dict[str, Any] = {}
         format_, name = self.output_format, "output_format"
@@ -196,14 +200,21 @@ class MessagesChat(ChatCompletionRequest):
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_positions: tuple[int, ...] = ()
-    """The index of each of `tools` in the request's list, which may also contain hosted tools."""
+    """For each of `tools`, the tool's index in the client's list.
+
+    The client's list may also contain hosted tools, which `tools` does not contain.
+    """
     format_path: str = ""
-    """The request's parameter with the output format, such as `output_config.format`."""
+    """The path of the parameter in which the client set the output format: `output_format` or
+    `output_config.format`."""
     omit_thinking: bool = False
     without_output: bool = False
 
     def _check_tool_messages(self) -> None:
-        """Skip the base class's check. `blocks` checks tool results and names the wrong block."""
+        """Do nothing, because the module `blocks` has already checked the tool results.
+
+        Errors of `blocks` name the faulty block in the client's request.
+        """
 
     def describe_path(self, path: str) -> str:
         if path == "response_format":
@@ -247,5 +258,8 @@ def parse(
 
 
 def restore_client_name(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the Messages API's name of the chat parameter."""
+    """Convert an error about a chat request to an error about the Messages API request.
+
+    In the returned error, the chat parameter has its name in the Messages API.
+    """
     return rename_parameters(error, _CLIENT_NAMES)

@@ -20,8 +20,9 @@ _CLIENT_TYPES = (None, "custom")
 class Tool(Lenient):
     """A tool that the client runs, or a hosted tool.
 
-    Anthropic runs a hosted tool, or its models know the tool by type. A hosted tool, for example
-    `mcp_toolset`, may have no name.
+    A hosted tool has a `type` that Anthropic defines. Either Anthropic runs the tool, or
+    Anthropic's models know the tool without a schema. A hosted tool, for example `mcp_toolset`, may
+    have no name.
     """
 
     type: str | None = None
@@ -90,7 +91,8 @@ def _check_form(tool: Tool, number: int) -> None:
 
 
 def _is_own(tool: Tool) -> bool:
-    """Return True if the client runs the tool: by its type, or because it has a schema."""
+    """Return True if the client runs the tool: the tool has no type, the type `custom`, or a
+    schema."""
     return tool.type in _CLIENT_TYPES or tool.input_schema is not None
 
 

@@ -1,1 +1,5 @@
-"""Endpoints for the web consoles: the gateway's state, changes of this state, admins' actions."""
+"""Endpoints for the web consoles.
+
+The endpoints return the current replicas, tenants and requests, and stream their changes. Admins
+can also cancel requests and drain replicas.
+"""

@@ -25,7 +25,10 @@ _MAX_JSON_BYTES = 64 * 1024
 
 
 class ReplicaChange(Strict):
-    """A change of a replica's override. A field that is missing or null stays unchanged."""
+    """Request body that overrides the configured weight of a replica, or drains the replica.
+
+    A field that is missing or null leaves the current value unchanged.
+    """
 
     weight: Annotated[float | None, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)] = None
     drain: bool | None = None

@@ -1,7 +1,7 @@
-"""Models of the response of /v1/admin/state, for the OpenAPI document only.
+"""pydantic models that describe the response of /v1/admin/state in the OpenAPI document.
 
-The state is serialized directly, not through these models. Members whose value is not known are
-left out. docs/console-api.md explains the members.
+The response is not built from these models. Members whose value is not known are missing from the
+response. docs/console-api.md explains the members.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Data for the web consoles: this worker's part of the state, and the state of all workers."""
+"""Data for the web consoles: the current replicas, adapters, tenants and requests of all workers.
+
+Each worker collects its own part of the data. The worker that serves a console requests the parts
+of the other workers and merges all parts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ _SILENT = "Another worker of this gateway does not answer now; try again."
 class Console:
     """Source of the data that the web consoles show. Each event loop has its own instance.
 
-    The state is only computed while a console reads it.
+    The data is computed only while at least one console reads it.
     """
 
     def __init__(self, service: Service, worker: Worker | None) -> None:
@@ -41,7 +45,7 @@ class Console:
         parts = PartBuilder(service, 0 if worker is None else worker.index)
         self._make_full_part = partial(parts.make, complete=True)
         self.part = SharedResult[Part](partial(parts.make, complete=False))
-        """This worker's part of the state, which the other workers request and merge."""
+        """This worker's part of the console data. Other workers request the part and merge it."""
         self.feed = Feed(self._build_state)
         self._readers = 0
         # Limit concurrent lookups of requests to one per tenant and a few in total, and also limit

@@ -1,4 +1,8 @@
-"""GET /v1/admin/state and /v1/admin/events: the gateway's state and a stream of its changes."""
+"""GET /v1/admin/state and GET /v1/admin/events, from which the operators' console gets its data.
+
+The first endpoint returns the current replicas, adapters, tenants and requests of this gateway. The
+second endpoint streams the same data and its changes.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +59,10 @@ async def events(request: Request, service: Admin, _: Auditor) -> Response:
 
 
 class _EventFeed(Response):
-    """A response with an endless stream of state changes.
+    """A response that streams the console's data and its changes as server-sent events.
 
-    The stream ends when the client leaves, when its key is no longer an admin's key, or when the
-    gateway shuts down.
+    The stream ends when the client disconnects, when the client's key is no longer an admin's key,
+    or when the gateway shuts down.
     """
 
     def __init__(self, service: Service, console: Console, credentials: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}: the state of a request, for the tenant that sent the request.
+"""GET /v1/requests/{id}, with which a tenant checks if its request is queued, running or has ended.
 
 A client that aborted a request can see here when the engine has stopped working on that request.
 """

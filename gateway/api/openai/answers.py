@@ -80,7 +80,7 @@ def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
 
 
 def build_continued(last: TextDelta) -> dict[str, bool]:
-    """Return the member `continued` of a choice, or an empty dict.
+    """Return the member `continued` of a choice as a dict; {} for most choices.
 
     The member marks a choice that one replica began and another continued with a different seed.
     """
@@ -94,9 +94,9 @@ class Body(Protocol):
         """Write data; return False if `drain` should be awaited before the next write."""
 
     async def drain(self, by: float | None = None) -> None:
-        """Wait until more can be written.
+        """Wait until more data can be written.
 
-        Raise TimeoutError if the wait lasts until `by`, a time of the event loop.
+        Raise TimeoutError if the wait lasts until the event loop's clock reaches `by`, in seconds.
         """
 
 
@@ -145,7 +145,7 @@ class DeltaCollector:
 
 
 class OpenAIAnswer:
-    """Writer of the answer to a chat or completion request.
+    """Encoder of the answer to a chat or completion request.
 
     Choices are numbered in the order of `batch.generations`: first all choices of the first prompt.
     `usage` counts the tokens of a prompt once, not for each of its choices.
@@ -193,8 +193,8 @@ class OpenAIAnswer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # Do not report cached tokens to an isolated tenant: the number would show whether another
-        # tenant sent the same prompt.
+        # With `isolated_cache`, do not report the number of cached tokens. The number would show
+        # this tenant whether another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
@@ -202,7 +202,10 @@ class OpenAIAnswer:
         self._model = model
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Return a sink that writes SSE frames to `body`. `usage` says which frames have usage."""
+        """Return a sink that writes SSE frames to `body`.
+
+        `usage` selects the frames that contain the member `usage`: see `UsageFrames`.
+        """
         self._counts = [0] * self._choices if usage == "each" else []
         return _FrameSink(self, body, self._choices, usage)
 

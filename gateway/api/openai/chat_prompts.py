@@ -1,4 +1,8 @@
-"""Prompts of chat and completion requests, with the `MessageForm` for parsing the answers."""
+"""Rendering of chat and completion requests to prompts.
+
+Along with the prompts, each function returns a `MessageForm`, with which the generated text is
+parsed into reasoning, content and tool calls.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from gateway.pipeline.fit import Prompt
 from gateway.tokenization.chat_format import ChatFormat
 
 PromptsAndForm = tuple[Sequence[Prompt], MessageForm | None]
-"""The prompts of a request, and the form for parsing the answers; None for plain text answers."""
+"""The prompts of a request, and the `MessageForm` for parsing the generated text.
+
+The `MessageForm` is None if the generated text is returned as it is.
+"""
 
 
 def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
@@ -23,10 +30,10 @@ def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
 
 
 def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
-    """Return the prompt that the chat template renders, and the form for parsing the answer.
+    """Render a chat. Return the prompt, and the `MessageForm` for parsing the answer.
 
-    Raise InvalidRequest if the template refuses the messages, and UnsupportedParameter if calls of
-    the offered tools could not be parsed from the answer.
+    Raise InvalidRequest if the template refuses the messages. Raise UnsupportedParameter if the
+    request offers tools, but the gateway does not know how this model writes tool calls.
     """
     ids = TemplateIds(chat.tool_form)
     messages = [message.to_template(ids) for message in wanted.messages]
@@ -56,7 +63,7 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
 def _make_message_form(
     chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
 ) -> MessageForm | None:
-    """Return the form for parsing the answer; None if the answer is plain text."""
+    """Return the `MessageForm` for parsing the answer; None if the answer is plain text."""
     tools = None
     guided_calls = wanted.forced_call or wanted.either
     if wanted.allows_calls:
@@ -75,9 +82,10 @@ def _make_message_form(
         channel = harmony.read_open_header(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # The form is held in memory during the generation, so store only the schemas that are needed.
-    # Schemas of tools outside the prompt may be large: the prompt limit does not bound them. Guided
-    # calls need no schemas: their arguments are JSON, which already distinguishes types.
+    # The `MessageForm` stays in memory during the generation, so it gets only the schemas that the
+    # parser needs. The limit on the prompt's length does not bound schemas of tools that are not in
+    # the prompt. Guided calls need no schemas: their arguments are JSON, which shows the type of
+    # each value.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,

@@ -24,7 +24,10 @@ Kind = Literal["chat", "completion"]
 UsageFrames = Literal["none", "last", "each"]
 """The frames of a stream that contain usage. With `last`, all other frames have `"usage": null`."""
 Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]
-"""Function that returns the `logprobs` member for these tokens, in the endpoint's format."""
+"""Function that returns the `logprobs` member of a choice for a list of its tokens.
+
+The format of the member depends on the endpoint.
+"""
 PromptLogprobs = Callable[[list[TokenLogprob]], list[dict[str, Any] | None]]
 """Function that returns the `prompt_logprobs` member for the tokens of a prompt."""
 
@@ -35,7 +38,7 @@ _END = b"}\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The bytes that differ between the answers and chunks of chats and of completions.
+    """The names and JSON members that differ between chat answers and completion answers.
 
     Attributes:
         id_prefix: the beginning of an answer's `id`.
@@ -182,11 +185,16 @@ class Frames:
 
 @lru_cache(maxsize=8)
 def _split_template(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return the fixed bytes of a frame with text.
+    """Return the bytes that are the same in all frames with text.
+
+    Args:
+        text: `Shape.text`, in which `%s` stands for the text as JSON string.
+        usage: the member `usage` of these frames, or b"".
 
     Returns:
-        The bytes between the frame's prefix and the text, the bytes directly after the text, the
-        bytes at the frame's end, and all bytes after the text in a frame without log probabilities.
+        Four byte strings. The first precedes the text. The second directly follows the text. The
+            third ends the frame. The fourth is all that follows the text in a frame without log
+            probabilities.
     """
     before, after = text.split(b"%s")
     end = b',"finish_reason":null}]' + usage + _END

@@ -25,7 +25,10 @@ class CustomStart:
 
 @dataclass(frozen=True, slots=True)
 class CustomInput:
-    """The input of the call with this `index`. It is truncated if the output limit cut the call."""
+    """The input of the custom tool call with this `index`.
+
+    If the output limit truncated the call, the input is truncated as well.
+    """
 
     index: int
     text: str

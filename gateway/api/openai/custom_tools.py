@@ -24,7 +24,7 @@ PARAMETERS: dict[str, Any] = {
 def describe(description: str | None, syntax: str | None, grammar: str | None) -> str | None:
     """Return the function's description: the tool's description, followed by the tool's grammar.
 
-    Each part is left out if it is missing. Return None if both are missing.
+    A tool may lack the description or the grammar. Return None if it lacks both.
     """
     texts = [description] if description else []
     if grammar is not None:

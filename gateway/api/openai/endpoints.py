@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and POST /v1/completions."""
+"""Endpoints of OpenAI's generation APIs: POST /v1/chat/completions and POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ HOT: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
 }
-"""Handlers by path of the POST requests that are served without FastAPI, to save CPU."""
+"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+
+The keys are the paths.
+"""
 
 
 async def _prepare(

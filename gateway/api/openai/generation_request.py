@@ -101,7 +101,10 @@ class GenerationRequest(Strict):
 
     @property
     def num_alternatives(self) -> int | None:
-        """Number of alternatives to report for each token; None to report no log probabilities."""
+        """Number of alternative tokens to report with each generated token.
+
+        None if no log probabilities are reported at all.
+        """
         return None
 
     @property
@@ -116,12 +119,18 @@ class GenerationRequest(Strict):
 
     @property
     def num_returned(self) -> int | None:
-        """Number of choices to return for each prompt, the likeliest; None for all choices."""
+        """Number of choices to return for each prompt; None to return all choices.
+
+        If more choices are generated, the likeliest ones are returned.
+        """
         return None
 
     @property
     def echo_text(self) -> str:
-        """Text that a chat's answer repeats at its beginning; empty for none."""
+        """Text with which the answer to a chat begins before the generated text; "" for none.
+
+        Only requests with the parameter `echo` have such a text.
+        """
         return ""
 
     @property
@@ -247,7 +256,7 @@ class GenerationRequest(Strict):
         """Return the guide (constraint for guided decoding), and the parameter that sets the guide.
 
         Both are None if the answer may be any text. Raise InvalidRequest for a malformed format,
-        and for two parameters that exclude each other.
+        and if several parameters set a guide.
         """
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
@@ -267,13 +276,18 @@ class GenerationRequest(Strict):
         return path
 
     def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        """Return the guides that `build_guide` combines, each with its parameter's name.
+        """Return the separate guides from which `build_guide` builds a combined guide.
 
-        Empty if the guide is not combined. If the combined guide is invalid, each of these guides
-        is compiled alone to find the parameter at fault.
+        Each guide has its parameter's name. If the combined guide is invalid, the gateway compiles
+        each of these guides alone to find the faulty parameter. Return () if there is no combined
+        guide.
         """
         return ()
 
     def build_looser_guide(self) -> Guide | None:
-        """Return a weaker guide to use if no engine can enforce the guide; None by default."""
+        """Return a guide with fewer constraints than the one of `build_guide`.
+
+        The gateway uses it if no engine can enforce the guide of `build_guide`. Return None if
+        there is no such guide. This base class has none.
+        """
         return None

@@ -19,18 +19,23 @@ from gateway.generation.options import Guide
 from gateway.parsers.tools.either import either_schema
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 
-# Schema for JSON formats without a schema. The engine's guide type `json` would also allow an
-# array.
+# Schema for a request that wants a JSON object but sends no schema. The engine's guide type `json`
+# is not used, because it would also allow an array.
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 BestEffortPaths = tuple[tuple[str, str], ...]
-"""Pairs of a schema's JSON path in a guide and the same schema's path in the request.
+"""JSON schemas of which the engine need not enforce every keyword.
 
-If the engine cannot enforce a keyword below such a path, the keyword is left out
-(`Guide.best_effort`)."""
+Each pair has the schema's JSON path in the guide, and the schema's path in the client's request. If
+the engine cannot enforce a keyword below such a path, the keyword is removed from the guide. See
+`Guide.best_effort`.
+"""
 DescribePath = Callable[[str], str]
-"""Function that converts a path in a chat request to the path in the client's protocol."""
+"""Function that converts a parameter path of a chat request to the path in the client's protocol.
+
+Error messages contain the converted path.
+"""
 
 
 def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
@@ -71,9 +76,10 @@ def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> G
 def _find_format_paths(
     wanted: ResponseFormat, path: str, describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the best-effort paths of a format, empty if the format is strict.
+    """Return the path of a response format's schema, for `Guide.best_effort`.
 
-    `path` is the JSON path of the format's schema in the guide.
+    `path` is the JSON path of the schema in the guide. Return () if the format is strict: the
+    engine must then enforce every keyword.
     """
     given = wanted.json_schema
     if (wanted if given is None else given).strict:
@@ -163,7 +169,11 @@ def build_tool_guide(
 def _find_tool_paths(
     tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the best-effort paths of the argument schemas of non-strict tools in `enforced`."""
+    """Return the paths of the argument schemas in `enforced`, for `Guide.best_effort`.
+
+    `enforced` has the names of the tools whose schemas are in the guide. Schemas of strict tools
+    are left out: the engine must enforce all of their keywords.
+    """
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
@@ -178,8 +188,8 @@ def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tup
     """Yield (tool index, guide for the tool's arguments) for each tool that may be called."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # Leave the schema's path in the request empty: the guide is compiled only to find out
-            # which tool's schema is invalid.
+            # The second path is used only in reports about ignored keywords, so leave it empty.
+            # This guide is compiled only to find out which tool has an invalid schema.
             paths = () if tool.function.strict else (("$", ""),)
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 

@@ -1,4 +1,7 @@
-"""Log probabilities as the `logprobs` and `prompt_logprobs` of chats and completions."""
+"""Conversion of tokens' log probabilities to the members `logprobs` and `prompt_logprobs`.
+
+The formats are those of OpenAI's chats and completions, and of vLLM's `prompt_logprobs`.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
     successors: ClassVar[Successors] = {}
-    """Parameters of other endpoints, each with the name to send to this endpoint instead."""
+    """Names to suggest to a client that sends another endpoint's parameter to this endpoint.
+
+    The keys are parameters of other endpoints. The values are the names to use here instead.
+    """
 
 
 class Lenient(Strict):
@@ -190,9 +193,10 @@ class Message(Lenient):
         | None
     ) = None
     tool_call_id: str | None = None
-    # Refuse these fields, as they would change the answer: audio, a call in OpenAI's older form,
-    # images in Ollama's format, and marks of a prefix that the answer should continue (the
-    # parameter `continue_final_message` does that).
+    # Refuse these fields, because ignoring them would change the answer: audio, a tool call in
+    # OpenAI's older form, images in Ollama's format, and `partial` and `prefix`. The last two mark
+    # a message that the answer should continue; here, the parameter `continue_final_message` does
+    # that.
     audio: None = None
     function_call: None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -256,8 +260,8 @@ FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,12
 def _check_contents(messages: list[Message]) -> list[Message]:
     """Raise InvalidRequest for a message without content.
 
-    An assistant's message may have tool calls, a refusal or only reasoning instead of content. Its
-    content may also be null, if the answer ended before it had any content.
+    A message of the assistant may have tool calls, a refusal or reasoning instead of content. The
+    assistant's `content` may also be null, if an answer ended before any content was generated.
     """
     if None in [message.content for message in messages]:
         for number, message in enumerate(messages):

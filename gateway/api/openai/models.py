@@ -31,11 +31,15 @@ _VARIES = ("vary", "anthropic-version")
 class Model(AnswerModel):
     """A model that requests can name.
 
-    `root` is the name of the exact version, which requests can also name. `parent` is the base
-    model of an adapter. `max_model_len` is the greatest context length of all replicas, in tokens;
-    OpenRouter's clients read it as `context_length`. `modes` are the interfaces of the replicas'
-    Triton models (token, text or llmapi), which support different parameters. For embedding and
-    rerank models, `modes` is the task: `embeddings` or `rerank`.
+    `root` of an adapter is `NAME@DIGEST`. Requests may use this name to get exactly this version of
+    the adapter, also after a rollback. `root` of any other model is the model's name.
+
+    `parent` is the base model of an adapter. `max_model_len` is the longest context of any replica,
+    in tokens. OpenRouter's clients read the same value as `context_length`.
+
+    `modes` are the interfaces of the replicas' Triton models (`token`, `text` or `llmapi`), which
+    support different parameters. For an embedding or rerank model, `modes` is the task instead:
+    `embeddings` or `rerank`.
     """
 
     id: str

@@ -41,14 +41,16 @@ HINTS = frozenset(
         *("timings_per_token", "truncation_length", "use_mlock", "use_mmap", "vocab_only"),
         *("backend_sampling", "draft_model", "n_discard", "n_indent", "return_progress"),
         *("sse_ping_interval", "ttl"),
-        # OpenRouter's choice of a provider, and OpenRouter's reports.
+        # Parameters of OpenRouter: the choice of a provider, and debugging and usage data in the
+        # response.
         *("debug", "models", "provider", "route", "session_id", "trace", "transforms", "usage"),
         # Routing of a request within other servers, and the size of the chunks of an answer.
         *("agent_hierarchy", "agent_hints", "annotations", "backend_instance_id"),
         *("cache_salt", "conversation_params", "data_parallel_rank", "decode_worker_id"),
         *("extra_fields", "extra_key", "guided_decoding_backend", "prefill_worker_id"),
         *("incremental_output", "stream_interval", "tool_stream"),
-        # Reports and input checks of other servers.
+        # Parameters of other servers for additional checks of the input, and for performance data
+        # and token counts in the response.
         *("disable_tool_validation", "perf_metrics_in_response", "return_cached_tokens_details"),
         *("return_spec_tokens_details", "sensitive_word_check"),
         # Options of other protocols of OpenAI and Anthropic.
@@ -212,8 +214,10 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters that would change the answer, each with its neutral values (0 also stands for 0.0).
 
-A parameter is accepted with a neutral value, and refused with any other value. Some of these
-parameters are served by one of the endpoints; some belong to another protocol."""
+A neutral value has the same effect as leaving the parameter out, so it is accepted. Any other value
+is refused. Some of these parameters are fields of only one request model, and are refused at the
+endpoints of the other models. Some belong to another protocol.
+"""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
 """Further neutral values in chat requests, where the chat template adds the special tokens."""

@@ -55,12 +55,13 @@ _MAX_TYPO_CHARS = 64
 
 
 class Parsed(NamedTuple, Generic[M]):
-    """A parsed request.
+    """A parsed request, with the names of the parameters that have no effect.
 
     Attributes:
         request: the request.
-        hints: names of parameters that have no effect, for the header x-ignored-parameters.
-        unknown: the hints whose names are in no table of parameters.
+        hints: the names of all parameters without effect, for the header x-ignored-parameters.
+        unknown: those of `hints` that this server does not know: neither a request model nor a
+            table of parameters has them.
     """
 
     request: M
@@ -69,15 +70,16 @@ class Parsed(NamedTuple, Generic[M]):
 
 
 class SortedFields(NamedTuple):
-    """The fields of a body, sorted by how they are handled.
+    """The parameters of a request's body, sorted by how the gateway handles them.
 
     Attributes:
-        served: the fields for the model to validate.
+        served: the values of the request model's fields, not yet validated.
         hints: names of parameters that have no effect.
-        uncounted: names of parameters that have no effect at this endpoint and are never refused.
-            Another endpoint of the protocol serves them, and clients send the same body to both.
-        unknown: names that no table of parameters contains.
-        renamed: for each field that was set under another name, the client's name.
+        uncounted: names of parameters that another endpoint of the same protocol serves. They have
+            no effect at this endpoint, but are never refused, because clients send the same body to
+            both endpoints.
+        unknown: names that neither the request model nor a table of parameters has.
+        renamed: for each field that the client set under another name, the client's name.
     """
 
     served: Fields
@@ -205,7 +207,7 @@ def validate(
     refuse_unknown: bool,
     write_path: Callable[[Iterable[int | str]], str] = join_path,
 ) -> tuple[M, list[str]]:
-    """Return an instance of `model`, and the paths of unknown names within its fields.
+    """Return an instance of `model`, and the paths of unknown names inside its fields' values.
 
     Args:
         model: the request's model.
@@ -214,8 +216,8 @@ def validate(
         write_path: converts a path to text in the protocol's notation.
 
     Raises:
-        ValidationError: A field is malformed, or a name within one is unknown and refused.
-        InvalidRequest: A name within a tool is unknown and refused.
+        ValidationError: A field's value is malformed, or has an unknown name that is refused.
+        InvalidRequest: A tool has an unknown name that is refused.
     """
     request, paths = _validate(model, fields, refuse_unknown=refuse_unknown)
     if given := fields.get("tools"):
@@ -227,7 +229,7 @@ def validate(
 
 
 def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[Path]]:
-    """Return an instance of `model`, and the paths of unknown names in objects that forbid them.
+    """Return an instance of `model`, and the paths of unknown names that `model` forbids.
 
     Raise ValidationError for malformed fields, and for unknown names if `refuse_unknown`.
     """
@@ -243,10 +245,11 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 
 
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
-    """Add hints about the tools of `chat` to `hints`.
+    """Add to `hints` the features of tools that have no effect in this request.
 
-    `chat` is the chat request that a request of another protocol was converted to. With `strict`,
-    raise UnsupportedParameter if there is any hint.
+    `chat` is the chat request to which a request of another protocol was converted. `hints` are
+    names for the header x-ignored-parameters. With `strict`, raise UnsupportedParameter if there is
+    any such name.
     """
     if chat.strict_unenforced:
         hints.append("tools.strict")
@@ -257,10 +260,10 @@ def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) 
 
 
 def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
-    """Return hints for features of tools that have no effect in this request.
+    """Return names, for the header x-ignored-parameters, of tool features without effect.
 
-    These are the grammars of custom tools, and all tools if the answer must match a format that
-    excludes calls. With `strict`, raise UnsupportedParameter instead.
+    The grammars of custom tools never have an effect. All tools are without effect if the answer
+    must match a format that excludes calls. With `strict`, raise UnsupportedParameter instead.
     """
     hints: list[str] = []
     if chat.grammar_unenforced:
@@ -301,9 +304,10 @@ def _flatten(data: Fields) -> Fields:
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
-    """Convert a renamed parameter: add its fields to `served`, and its name to `renamed`.
+    """Convert a renamed parameter to the fields for which it stands.
 
-    Raise InvalidRequest if `served` already has a field with a different value.
+    Add the fields to `served`. In `renamed`, set the parameter's name for each of these fields.
+    Raise InvalidRequest if `served` already has a different value for one of the fields.
     """
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
@@ -357,9 +361,10 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
 
 
 def _find_successor(model: type[Strict], name: str) -> str | None:
-    """Return the name to send instead of a parameter at this endpoint; None if there is none.
+    """Return the parameter that a client should send to this endpoint instead of `name`.
 
-    A renamed parameter is looked up by the field that it stands for.
+    Return None if no such parameter is known. If `name` is a renamed parameter, look up the field
+    for which it stands.
     """
     known, other = model.successors, RENAMED.get(name)
     if other is None:
@@ -376,7 +381,7 @@ def _build_unsupported(
 
 
 def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
-    """Build the error for unknown names. It suggests a known name that is similar to the first."""
+    """Build the error for unknown names. It suggests a known name that is similar to `names[0]`."""
     similar: list[str] = []
     if len(names[0]) <= _MAX_TYPO_CHARS:
         similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
@@ -388,7 +393,8 @@ def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest
 
 
 def _find_unknown_members(name: str, value: Any) -> list[str]:
-    """Return the paths of unknown members in the object that is a renamed parameter's value."""
+    """Return the paths of unknown members in a renamed parameter's value, if the value is an
+    object."""
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
         return []

@@ -50,9 +50,9 @@ def _make_alias(name: str) -> RenamedParameter:
 
 
 def _make_guide(kind: str) -> RenamedParameter:
-    """Return a parameter that sets the member `kind` of `structured_outputs`.
+    """Return a `RenamedParameter` that stands for the member `kind` of `structured_outputs`.
 
-    An empty value sets nothing.
+    An empty value of the parameter has no effect.
     """
 
     def read(value: Any) -> Fields:
@@ -106,9 +106,10 @@ def _find_thinking_hints(value: Any) -> Iterable[str]:
 
 
 def _make_thinking_budget(name: str) -> RenamedParameter:
-    """Return a parameter that limits reasoning tokens: 0 disables reasoning, -1 means no limit.
+    """Return the description of the parameter `name`, which limits the number of reasoning tokens.
 
-    Engines cannot limit reasoning tokens. So any other number has no effect and is a hint.
+    The value 0 disables reasoning, and -1 means no limit. Any other number has no effect, because
+    engines cannot limit reasoning tokens. It is reported in the header x-ignored-parameters.
     """
 
     def read(value: Any) -> Fields:

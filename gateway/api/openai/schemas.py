@@ -45,7 +45,11 @@ TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 
 The index only counts the tools that `tool_choice` allows."""
 _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
-"""Maximum bytes of an echoed text, and of all tools' schemas if `truncate_prompt_tokens` is set."""
+"""Maximum bytes of texts that stay in memory although the limit on the prompt does not bound them.
+
+The maximum applies to an echoed text. If `truncate_prompt_tokens` is set, it also applies to the
+schemas of all tools together.
+"""
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -265,9 +269,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that `tool_choice` allows, for chat templates; None without tools.
+        """The tools that chat templates get; None if the request has no tools.
 
-        With `tool_choice: none`, all tools are returned.
+        These are the tools that `tool_choice` allows. With `tool_choice: none`, these are all
+        tools.
         """
         if not self.tools:
             return None
@@ -280,11 +285,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The path of the first tool's `strict` that cannot be enforced; None if there is none.
+        """The path of the first `strict` in `tools` that cannot be enforced; None if there is none.
 
-        If the model decides whether to call a tool, guided decoding would have to begin in the
-        middle of the answer, at the call. Only a structural tag could do that, and no release of
-        the model repository supports structural tags.
+        `strict` is enforced if the answer must begin with a call, or must be either calls or JSON.
+        If the model may write any text before a call, guided decoding would have to begin at the
+        call. Only a structural tag could do that, and no release of the model repository supports
+        structural tags.
         """
         if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None
@@ -295,14 +301,14 @@ class ChatCompletionRequest(GenerationRequest):
     def format_excludes_tools(self) -> bool:
         """True if no tool can be called because the answer must match a format.
 
-        The format applies from the first token on. A call could not be distinguished from text in
-        this format.
+        The engine enforces the format from the first token on. This excludes calls, unless calls
+        can be distinguished from text in this format (see `either`).
         """
         return self._tools_may_be_called and self._has_format and self.either is None
 
     @property
     def either(self) -> Either | None:
-        """The form of an answer that is either tool calls or text in the response format.
+        """The format of answers that may be either tool calls or text in the response format.
 
         None if the request allows only calls or only text, or if calls could not be distinguished
         from text in this format.

@@ -21,7 +21,8 @@ def render_prompt(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndFo
     """Render a chat like `render_chat`, but accept system messages after the first message.
 
     If the template refuses the chat, render the later system messages as user messages. Raise
-    InvalidRequest if the template refuses that chat, too, or if there are no such messages.
+    InvalidRequest if the template also refuses the changed chat, or if the chat has no later system
+    messages.
     """
     try:
         return render_chat(chat, form)

@@ -1,4 +1,7 @@
-"""Detection of unknown fields in tools. The pydantic models ignore them, but they may be typos."""
+"""Detection of unknown fields in tools, which may be typos of the client.
+
+The pydantic models of tools ignore unknown fields.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ BETWEEN = "\n"
 
 @dataclass(slots=True)
 class Turn:
-    """Consecutive messages of one role. A turn of the role `tool` is the result of one call."""
+    """Consecutive messages of one role. A turn of the role `tool` is the result of a single tool
+    call."""
 
     role: str
     texts: list[str] = field(default_factory=list)

@@ -53,7 +53,7 @@ def build_final_usage(
 
 
 def count_cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
-    """Return how many prompt tokens were in the engine's KV cache before the request.
+    """Return the number of prompt tokens that were in the engine's KV cache before the request.
 
     One choice of a prompt fills the cache for the next choice. So only the choice with the fewest
     cached tokens shows what was cached before the request.

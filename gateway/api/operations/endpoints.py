@@ -35,10 +35,10 @@ _RELEASE = Release(version=version("triton-openai-gateway"))
 
 
 class DrivenModel(Described):
-    """The Triton model in use.
+    """The Triton model that the gateway uses at its first available replica.
 
-    `why` is the reason for selecting this model, and `warning` describes current problems with the
-    models or the settings.
+    `why` is the reason why the gateway selected this model. `warning` describes current problems
+    with the models or the settings.
     """
 
     mode: str
@@ -48,10 +48,10 @@ class DrivenModel(Described):
 
 
 class PoolMember(Described):
-    """A replica with its weight, state and load.
+    """A replica with its weight, availability and load.
 
-    `mode` and `model` describe its Triton model; null if unknown. `in_flight` is the number of
-    requests that the replica processes.
+    `state` is, for example, `ready` or `draining`. `mode` and `model` describe the replica's Triton
+    model; null if it is unknown. `in_flight` is the number of requests that the replica processes.
     """
 
     mode: str | None
@@ -62,12 +62,12 @@ class PoolMember(Described):
 
 
 class Readiness(Health):
-    """The readiness of this gateway.
+    """The response of /health/ready, which says if requests can be sent to this gateway.
 
-    `triton` and `adapters` are the reasons why the gateway is not ready. `replicas` is the state of
-    each replica by endpoint, and `pool` adds their models and loads. `disks` has messages
-    about adapter versions that are missing on replicas' disks. `troubles` are the current problems,
-    the worst first.
+    `triton` and `adapters` are the reasons why the gateway is not ready. `replicas` maps each
+    replica's endpoint to the replica's availability, for example `ready`, and `pool` adds models
+    and loads. `disks` has messages about adapter versions that are missing on the disks of
+    replicas. `troubles` are the current problems, the worst first.
 
     Fields other than `status` contain addresses and names of adapters. So only callers that may
     read the metrics get these fields.
@@ -107,8 +107,9 @@ async def live() -> Health:
 async def ready(request: Request, response: Response) -> Readiness:
     """Return 200 if requests should be sent to this gateway, else 503.
 
-    An open circuit breaker of a replica does not make the gateway unready. Only a request can close
-    the breaker again, and all gateways would become unready at the same time.
+    The gateway stays ready while the circuit breaker of a replica is open. Only a successful
+    request can close the breaker. If the gateway became unready, it would get no requests, and the
+    breaker would stay open. All gateways would also become unready at the same time.
     """
     readiness = _build_readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503

@@ -1,6 +1,6 @@
-"""Models of the Responses API's responses. They only serve the OpenAPI document.
+"""pydantic models that describe the Responses API's JSON in the OpenAPI document.
 
-`answers` writes the actual responses.
+No response is built from these models. The module `answers` writes the responses.
 """
 
 from __future__ import annotations
@@ -133,10 +133,13 @@ class ResponseObject(Described):
 
 
 class ResponseEvent(Described):
-    """Event of a stream. A stream begins with `response.created` and `response.in_progress`. The
-    events of each item follow, from `response.output_item.added` to `response.output_item.done`.
-    The last event is `response.completed` or `response.incomplete`. A failed stream ends with
-    `response.failed` and `error`."""
+    """SSE event of a streamed response.
+
+    A stream begins with `response.created` and `response.in_progress`. The events of each item
+    follow, from `response.output_item.added` to `response.output_item.done`. The last event is
+    `response.completed` or `response.incomplete`. A failed stream ends with `response.failed` and
+    `error`.
+    """
 
     type: Literal[
         "response.created",

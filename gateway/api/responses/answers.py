@@ -29,7 +29,7 @@ from gateway.tokenization.prompts import Prompts
 
 
 class ResponseAnswer:
-    """Writer of the answer to one request."""
+    """Encoder of one request's answer in the format of the Responses API."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class ResponseAnswer:
     ) -> None:
         """Create the writer.
 
-        With `hold_last_event`, a stream withholds its last event until the response is stored.
+        With `hold_last_event`, a stream does not write its last event. The caller stores the
+        response first, and then writes the event.
         """
         original = cast(ResponseRequest, chat.original)
         self._batch = batch
@@ -95,18 +96,24 @@ class ResponseAnswer:
         return self._stream.response, self._stream.last_event
 
     def build_queued_events(self) -> bytes:
-        """Return the first events of a background response."""
+        """Return the events `response.created` and `response.queued` of a background response."""
         assert self._stream is not None
         return self._stream.build_queued_events()
 
     def wire(self) -> WireFormat:
-        """Return the stream's wire format: frames for keep-alive and failures, no last frame."""
+        """Return the frames that the stream sends in addition to the answer's events.
+
+        These are keep-alive comments and the events of a failed answer. No frame follows the last
+        event.
+        """
         return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._frame_failure)
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
         """Return the response object of a complete or truncated answer, as JSON."""
         cut = output.is_cut(last)
-        # Give no reason for an answer that ended within a call: OpenAI's schema defines none.
+        # The answer may have ended within a tool call although no limit was reached.
+        # `incomplete_details` is then null, because OpenAI's schema defines no reason for this
+        # case.
         limited = last.finish == "length"
         return self.build_response(
             "incomplete" if cut else "completed",
@@ -130,7 +137,8 @@ class ResponseAnswer:
 
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
-        # Do not show an isolated tenant which prompts of other tenants are cached.
+        # With `isolated_cache`, do not report the number of cached tokens. The number would show
+        # this tenant whether another tenant has sent the same prompt.
         if not self._batch.caller.isolated_cache:
             cached = count_cached_tokens([last], prompt_tokens)
         return {

@@ -95,8 +95,11 @@ class BackgroundResponses:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for running responses until the drain and shutdown time has passed, then cancel
-        them."""
+        """Wait for the running responses, then cancel those that have not ended.
+
+        The wait lasts at most the drain time plus the shutdown grace period. The time since
+        draining began counts toward this limit.
+        """
         settings = self._service.settings
         grace = settings.drain_seconds + settings.shutdown_grace
         if self._draining_since is not None:
@@ -117,12 +120,14 @@ class BackgroundResponses:
     async def begin(self, request: RequestContext, ready: PreparedRequest, plan: StorePlan) -> str:
         """Start a background response and return its id once the response is stored as queued.
 
-        Raise the errors of `Conversations.put`. Raise Overloaded if the tenant runs too many.
+        Raise the errors of `Conversations.put`. Raise Overloaded if too many background responses
+        of the tenant already run in this process.
         """
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
         store = partial(self._conversations.put, plan.tenant) if ready.stream else None
-        # Events may use half of the bytes that the tenant may store, the response the other half.
+        # Limit the stored events to half of the bytes that the tenant may store. The other half is
+        # left for the response object.
         events = StoredEvents(answer.id, store, self._service.settings.conversations_bytes // 2)
         run = BackgroundRun(answer.id, plan.tenant, plan, events)
         # Log the generation separately at its end, not with this HTTP request.
@@ -167,7 +172,8 @@ class BackgroundResponses:
                     if run.task is not None:
                         run.task.uncancel()
                     raise _cancellation_error(run) from None
-        # Catch any error: otherwise the record would report a running response forever
+        # Catch any error: without the status that `_fail` stores, clients would see a running
+        # response until its heartbeat is too old.
         except Exception as error:
             if not queued.done():
                 queued.set_exception(error)
@@ -185,8 +191,10 @@ class BackgroundResponses:
                 await self._delete_stray_events(run)
 
     async def _delete_stray_events(self, run: BackgroundRun) -> None:
-        """Delete events that reached the store after their response was deleted. Otherwise they
-        would stay there, as no later deletion finds them."""
+        """Delete events that were stored after their response was deleted.
+
+        The deletion of the response has not found these events, so they would stay in the store.
+        """
         if not await run.events.wait_flushed():
             return
         try:
@@ -215,7 +223,10 @@ class BackgroundResponses:
         run.beat_at = time.monotonic()
 
     async def _watch(self) -> None:
-        """Renew heartbeats, apply cancellations and store events, until cancelled."""
+        """Renew heartbeats, apply cancellations and store new events of the running responses.
+
+        This coroutine runs until its task is cancelled.
+        """
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             if self._service.replicas.draining and self._draining_since is None:
@@ -253,9 +264,10 @@ class BackgroundResponses:
                 log.warning("heartbeat of %s is not written: %s", runs[0].id, error.message)
 
     async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
-        """Cancel runs whose heartbeat record another worker has replaced or deleted.
+        """Cancel the responses that another worker has cancelled, deleted or reported as lost.
 
-        A worker does so to cancel, delete or give up a response that this worker runs.
+        The other worker has then deleted the response's heartbeat record, or replaced it by a final
+        one.
         """
         beats = await self._conversations.get(tenant, [beat_id(run.id) for run in runs])
         for run, beat in zip(runs, beats, strict=True):
@@ -269,7 +281,8 @@ async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
             continue
         try:
             await run.events.flush_if_due()
-        # Log the error and continue with the next response: this one has used up its bytes
+        # Log the error and continue with the next response. The tenant may store no more bytes for
+        # the events of this response.
         except ConversationTooLarge as error:
             log.warning("events of %s are not stored: %s", run.id, error.message)
 

@@ -46,8 +46,10 @@ class ResponsesChat(ChatCompletionRequest):
     tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """For each tool that is not a plain function: the item type and names of its calls. The key is
-    the tool's name in the prompt."""
+    """The item type and the names for calls of each tool that is not a plain function.
+
+    The keys are the tools' names in the prompt.
+    """
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""
     """The request's fields that the response repeats, as a JSON object."""
@@ -58,7 +60,10 @@ class ResponsesChat(ChatCompletionRequest):
         return frozenset([name for name, tool in called if tool.kind == "custom_tool_call"])
 
     def _check_tool_messages(self) -> None:
-        """Skip the base class's check: `check_outputs` runs once earlier items are loaded."""
+        """Do nothing, because earlier items of the conversation may not be loaded yet.
+
+        `check_outputs` checks the tool messages once all items are loaded.
+        """
 
     def describe_path(self, path: str) -> str:
         if path == "response_format.json_schema.schema":
@@ -138,7 +143,10 @@ def build_chat(
 
 
 def rename_parameter(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the Responses API's name of the chat parameter."""
+    """Convert an error about a chat request to an error about the Responses API request.
+
+    In the returned error, the chat parameter has its name in the Responses API.
+    """
     return rename_parameters(error, _RESPONSE_PARAMETERS)
 
 

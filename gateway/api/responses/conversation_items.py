@@ -1,8 +1,11 @@
-"""Items of a conversation: reading and adding.
+"""Reading and adding of the items of a stored conversation.
 
-Each item is a separate record, so adding an item never overwrites an item from another gateway. The
-order of an item is the time of its arrival in microseconds, or the last item's order plus one if
-that is later. So a gateway with a slow clock cannot put a new item before an earlier item.
+Each item is a separate record of the store. So two gateways can add items at the same time, without
+overwriting the other gateway's items.
+
+Records are sorted by the number `Record.order`. For an item, this number is the time of its arrival
+in microseconds. If the conversation already has an item with a later time, the new item gets that
+time plus one. So a gateway with a slow clock cannot put a new item before an earlier item.
 """
 
 from __future__ import annotations
@@ -35,10 +38,10 @@ _FIRST_PAGE_ITEMS, _PAGE_ITEMS = 16, 1000
 
 
 class ConversationHead(NamedTuple):
-    """Metadata of a conversation.
+    """The creation time and the client's metadata of a conversation.
 
     Attributes:
-        fields: `created_at` and `metadata`.
+        fields: `created_at` and `metadata`, as the client gets them.
         began_ms: the value of `Conversations.redis_time_ms` when the conversation was created.
     """
 
@@ -68,7 +71,7 @@ def build_head_record(conversation: str, head: ConversationHead) -> Record:
 def build_item_records(conversation: str, items: Sequence[Item], last: int) -> list[Record]:
     """Build the records of items that already have ids.
 
-    `last` is the order of the conversation's last item. The new items are ordered after that item.
+    `last` is the `Record.order` of the conversation's last item. The new items get higher values.
     """
     order = max(now_us(), last + 1)
     return [
@@ -84,10 +87,12 @@ async def add_items(
     items: Sequence[Item],
     intake: Intake,
 ) -> list[Item]:
-    """Add items to a conversation and return them as stored: in long form, with new ids that
-    replace any given ids."""
+    """Add items to a conversation, and return them as they are stored.
+
+    `to_long_form` completes each item. Each item gets a new id, also if the client sent an id.
+    """
     digits, now = conversation.partition("_")[2], now_us()
-    # Two gateways may use the same microsecond, so ids get a random part.
+    # Two gateways may add items in the same microsecond. A random part makes their ids different.
     number = now * 10_000 + secrets.randbelow(5_000)
     later = await conversations.members(tenant, conversation, after=now)
     last = later[-1].order if later else -1
@@ -128,7 +133,8 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
         ):
             raise
     else:
-        # Delete the head first, so that no request can add items during the deletion.
+        # Delete the conversation's own record before its items. Other requests then no longer find
+        # the conversation, so they cannot add items during the deletion.
         await conversations.delete(tenant, [conversation])
     limit = _PAGE_ITEMS
     while True:
@@ -149,8 +155,10 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
 async def iter_pages(
     conversations: Conversations, tenant: str, conversation: str
 ) -> AsyncIterator[list[Record]]:
-    """Yield all items in pages, oldest first. Raise InvalidRequest if the conversation has too many
-    items."""
+    """Yield all items of a conversation in pages, oldest first.
+
+    Raise InvalidRequest if the conversation has too many items.
+    """
     count, limit, after = 0, _FIRST_PAGE_ITEMS, -1
     while found := await conversations.members(tenant, conversation, after=after, limit=limit):
         count += len(found)
@@ -166,12 +174,13 @@ async def iter_pages(
 async def load_conversation(
     conversations: Conversations, tenant: str, conversation: str, intake: Intake
 ) -> tuple[ConversationHistory, int]:
-    """Return a conversation as the history of a request, and the order of its last item (-1 if it
-    has no items).
+    """Load all items of a conversation as the history of a request.
+
+    Also return the `Record.order` of the last item, or -1 if the conversation has no items.
 
     Large histories are decoded in a thread, with fair scheduling by tenant. Raise InvalidRequest if
-    the conversation has too many items, and ConversationTooLarge if they exceed the maximum size of
-    a request body.
+    the conversation has too many items. Raise ConversationTooLarge if the items exceed the maximum
+    size of a request body.
     """
     data: list[bytes] = []
     nbytes, last = 0, -1

@@ -1,4 +1,4 @@
-"""Endpoints: POST /v1/responses and POST /v1/responses/input_tokens."""
+"""Endpoints that take input: POST /v1/responses and POST /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ async def create(request: Request) -> Response:
 
 
 async def _prepare(request: Request) -> tuple[PreparedRequest, StorePlan]:
-    """Prepare a request. Return it with the plan of what to store.
+    """Prepare a request for generation. Return it with the `StorePlan` for its response.
 
-    The parsed body, which may be many megabytes, is freed on return.
+    The parsed body may be many megabytes. The returned objects do not refer to it, so it is freed
+    when this function returns.
     """
     read = partial(parse, ResponseRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, rename_parameter) as received:
@@ -128,4 +129,7 @@ async def _start_background(request: Request, ready: PreparedRequest, plan: Stor
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
-"""Handlers by path of the POST requests that are served without FastAPI, to save CPU."""
+"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+
+The keys are the paths.
+"""

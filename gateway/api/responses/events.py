@@ -24,7 +24,7 @@ class ResponseBuilder(Protocol):
 
     form: Form
     holds_last_event: bool
-    """True if the stream withholds its last event."""
+    """True if the caller writes the last event of the stream, after the response is stored."""
 
     def build_response(self, status: str, **members: Any) -> bytes:
         """Return the response object as JSON."""
@@ -34,7 +34,7 @@ class ResponseBuilder(Protocol):
 
 
 class ResponseEventStream:
-    """A `Sink` that writes events, numbered from 0."""
+    """A `Sink` that writes a response as SSE events, with sequence numbers from 0."""
 
     def __init__(self, answer: ResponseBuilder, body: Body | None) -> None:
         self._answer = answer
@@ -44,7 +44,7 @@ class ResponseEventStream:
         self.response = b""
         """The response object at the end of the stream; empty before."""
         self.last_event = b""
-        """The last event if it is withheld; empty otherwise."""
+        """The last event, if the caller writes it; b"" otherwise."""
         self._open: Item | None = None
         self._has_begun = self._created = False
         # Serialized beginnings of the open item's delta events; empty if its text is not streamed.
@@ -89,7 +89,8 @@ class ResponseEventStream:
         if self.last_event:
             self._number -= 1  # Use the number of the withheld event, which was not sent
         frames = self._frame_opening() + self._frame_lifecycle("response.failed", self.response)
-        # OpenAI's types also expect the error's fields outside the envelope.
+        # Add the error's fields at the top level of the event, as OpenAI's types define it. The
+        # event also has the error envelope, with the same fields in `error`.
         fields = orjson.loads(envelope)
         fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
         return frames + self._frame_event("error", **fields)

@@ -27,7 +27,10 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""The tool search's name in the prompt, and the call id of a search without `call_id`."""
+"""Name of the tool search in the prompt.
+
+A call of the search that has no `call_id` also gets this text as its id in the chat.
+"""
 FlatName = Callable[[str | None, str], str]
 """Function that returns a tool's name in the prompt, given its namespace and its name in that
 namespace."""
@@ -36,11 +39,12 @@ namespace."""
 def build_chat_messages(
     instructions: str | None, items: Sequence[Item], flat: FlatName, before: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the chat messages for items. Consecutive reasoning, text and calls of an assistant
-    become one message.
+    """Return the chat messages for the items of a conversation.
+
+    Consecutive reasoning, text and calls of an assistant become one message.
 
     Args:
-        instructions: The text of a leading system message.
+        instructions: The text of a leading system message; None or "" for no such message.
         items: The items of the conversation.
         flat: Returns a tool's name in the prompt.
         before: The number of leading items that are not in the request's `input`.
@@ -93,7 +97,10 @@ def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> N
 
 
 def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
-    """Return the names of tools in the prompt, without hosted tools, which clients cannot run."""
+    """Return the names in the prompt of the tools that the client runs.
+
+    Hosted tools are left out, because the client cannot run them.
+    """
     names = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
@@ -108,8 +115,10 @@ _TYPES_WITH_TOOLS = ("tool_search_output", "additional_tools")
 
 
 def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
-    """Yield the path and the tools of each item that contains tools. `before` is the number of
-    leading items that are not in the request's `input`."""
+    """Yield the path and the tools of each item that contains tools.
+
+    `before` is the number of leading items that are not in the request's `input`.
+    """
     for number, item in enumerate(items, -before):
         # Test the type string first: `isinstance` with pydantic classes is slow.
         if item.type in _TYPES_WITH_TOOLS and isinstance(

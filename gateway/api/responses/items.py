@@ -29,8 +29,10 @@ def encode_thoughts(thoughts: str) -> str:
 
 
 def decode_thoughts(content: str | None) -> str:
-    """Decode `encrypted_content`. Return "" for content from another server, which is unreadable
-    here."""
+    """Decode `encrypted_content` to the reasoning text.
+
+    Return "" for content from another server, which is unreadable here.
+    """
     if content is None or not content.startswith(_ENCODED_PREFIX):
         return ""
     try:
@@ -115,7 +117,7 @@ class SearchOutputItem(Lenient):
 
 
 class AdditionalToolsItem(Lenient):
-    """Tools added by a developer."""
+    """Tools that the client adds in the middle of a conversation, in the role of the developer."""
 
     type: Literal["additional_tools"]
     id: str | None = None

@@ -1,6 +1,7 @@
 """Preparation of a request of the Responses API.
 
-This module loads the history that the request continues, and plans what to store.
+This module loads the stored history that the request continues. It also creates the `StorePlan`,
+with which the request's items and the response are stored later.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
-# Maximum bytes of `StorePlan.new_items` for one tenant in a process: eight bodies of maximum size.
+# Maximum bytes of the `StorePlan.new_items` of one tenant that a process holds in memory. Eight
+# request bodies of the default maximum size fit.
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 _NEED_STORAGE = ("previous_response_id", "conversation", "background")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class StorePlan:
-    """Plan of what to store of one request and its response.
+    """The data that is needed to store a response and the new items of its request.
 
     Attributes:
         stores_response: True if the response itself is stored.
@@ -62,8 +64,9 @@ class StorePlan:
         chain: The ids of the earlier responses that the request continues.
         chain_bytes: The total size in bytes of the earlier responses' records.
         new_items: The request's new items as JSON, which is smaller than the parsed items.
-        conversation: The conversation that receives the new items and the output.
-        last_order: The order of the conversation's last item; new items follow it.
+        conversation: The id of the conversation to which the new items and the output are added;
+            None for no conversation.
+        last_order: `Record.order` of the conversation's last item. New items get higher values.
         turns: The token ids of the prompt, by turn.
         began_ms: `Conversations.redis_time_ms` at the request's arrival.
     """
@@ -122,18 +125,21 @@ class StorePlan:
 
 
 class PendingItems:
-    """Request items held in memory until their response is stored. One instance per process.
+    """Limiter of the memory that request items take until their response is stored.
 
-    A request of a few hundred bytes may reference stored items of megabytes. The items stay in
-    memory while the request is queued and answered. A tenant may have a thousand queued requests.
+    There is one instance per process. A request of a few hundred bytes may reference stored items
+    of megabytes. These items stay in memory while the request is queued and answered, and a tenant
+    may have a thousand queued requests.
     """
 
     def __init__(self) -> None:
         self._large: defaultdict[str, WeakSet[StorePlan]] = defaultdict(WeakSet)
 
     def add(self, plan: StorePlan) -> None:
-        """Count the plan's items for as long as the plan is referenced. Raise Overloaded if the
-        tenant has too many bytes pending."""
+        """Count the bytes of the plan's items until the plan is freed.
+
+        Raise Overloaded if the plans of the tenant already have too many bytes in memory.
+        """
         if len(plan.new_items) <= LARGE_BODY_BYTES:
             return
         large = self._large[plan.tenant]
@@ -159,12 +165,12 @@ class ResponseStorer:
 
 
 class PreparedTurn(NamedTuple):
-    """A request with its history loaded.
+    """A parsed request together with the stored items that it continues.
 
     Attributes:
         chat: The chat with the earlier items and the request's own items.
         before: The items that come before the request's own items.
-        plan: The plan of what to store.
+        plan: The data with which the response is stored.
         hints: The names of parameters without effect, earlier items included.
     """
 
@@ -175,10 +181,10 @@ class PreparedTurn(NamedTuple):
 
 
 async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesChat) -> PreparedTurn:
-    """Load the history that a request continues, and plan what to store of the request.
+    """Load the history that a request continues, and create the plan for storing its response.
 
     Raises:
-        InvalidRequest: The request is invalid with its history, or a record is missing.
+        InvalidRequest: The request does not fit its history, or a stored record is missing.
         ConversationsUnavailable: The store cannot be read now.
         Overloaded: Too many lookups of the tenant are waiting.
     """
@@ -226,8 +232,11 @@ async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesCh
 async def _load_earlier(
     lookup: StoredLookup, original: ResponsePrompt
 ) -> tuple[ConversationHistory, int]:
-    """Return the history, and the order of the conversation's last item (-1 without a
-    conversation)."""
+    """Load the stored items that precede the request's own items.
+
+    Return them with the `Record.order` of the conversation's last item. This number is -1 if the
+    request does not name a conversation, or if the conversation has no items.
+    """
     if original.previous_response_id is not None:
         previous = original.previous_response_id
         return await load_history(lookup.conversations, lookup.tenant, previous, lookup.intake), -1
@@ -240,8 +249,11 @@ async def _load_earlier(
 
 
 def _wants_storage(conversations: Conversations, original: ResponsePrompt) -> bool:
-    """Return True if the response is to be stored. Raise InvalidRequest or its subclasses for
-    conflicting parameters."""
+    """Return True if the response is to be stored.
+
+    Raise InvalidRequest or a subclass if parameters conflict, or if a parameter needs storage that
+    is switched off.
+    """
     wanted = original.store if isinstance(original, ResponseRequest) else False
     if not conversations.enabled:
         if wanted:

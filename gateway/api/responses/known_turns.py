@@ -21,10 +21,11 @@ _MIN_STORED_BYTES = 2048
 
 
 class CachedTurns:
-    """The token ids of one request: cached ids of its history, then the ids of its new turns.
+    """Cache of the token ids of one request's prompt, so that only the new turns are tokenized.
 
     Attributes:
-        new: The new turns in the format of `turn_record`, for requests that continue this one.
+        new: The token ids of the new turns, in the format of `turn_record`. They are stored for
+            requests that continue this conversation.
     """
 
     def __init__(self, prompts: Prompts, known: StoredTurns) -> None:
@@ -36,7 +37,8 @@ class CachedTurns:
     def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> chat_prompts.PromptsAndForm:
         """Return the prompt like `system_messages.render_prompt`. Thread-safe.
 
-        Also register the stored token ids with the tokenizer, so that it only tokenizes new turns.
+        Also give the stored token ids of earlier turns to the tokenizer's cache. The tokenizer then
+        only processes the new turns.
         """
         (prompt,), message = render_prompt(chat, form)
         assert not isinstance(prompt, list)  # A template writes text
@@ -46,7 +48,7 @@ class CachedTurns:
         return [prompt], message
 
     def finish(self, *, store: bool) -> None:
-        """Pack the new turns of the last prompt into `new` if `store` is set, and free other data.
+        """Pack the new turns into `new` if `store` is True, then free the prompt and token ids.
 
         Call this method after the prompt is tokenized.
         """

@@ -50,8 +50,10 @@ class Page(NamedTuple):
     after: str | None
 
     def render(self, items: Sequence[dict[str, Any]]) -> bytes:
-        """Return the page as JSON. `items` are all items, oldest first. Raise NotFound if none has
-        the id `after`."""
+        """Return the page as JSON. `items` are all items, oldest first.
+
+        Raise NotFound if no item has the id `after`.
+        """
         ordered = items[::-1] if self.newest_first else items
         if self.after is not None:
             ids = [item["id"] for item in ordered]

@@ -1,8 +1,8 @@
-"""Limits, per tenant, on concurrent lookups of stored data.
+"""Limits, per tenant, on concurrent reads of stored responses and conversations.
 
-The size of a record is unknown until the record is read, so a tenant may read only a few at once.
-No per-minute limit counts lookups and deletions. Instead, each uses one of the tenant's slots, and
-the number that may wait for a slot is limited.
+The size of a record is unknown until the record is read. So each tenant has only a few slots, and a
+read or deletion needs one of them. The number of requests that may wait for a slot is limited, too.
+Limits per minute do not count reads and deletions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ _MAX_WAITING_LOOKUPS = 256
 
 
 class TenantLookups:
-    """The lookup slots of one tenant in this process. Use `async with` around each lookup."""
+    """The slots for reads of stored data by one tenant in this process.
+
+    Acquire a slot with `async with` for the time of a read or deletion.
+    """
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
-        """The free slots. Polling streams acquire a slot here directly, and so are not limited like
-        waiting lookups: the number of streams has its own limit."""
+        """Semaphore of the slots.
+
+        Streams that poll a background response acquire a slot here directly, so
+        `_MAX_WAITING_LOOKUPS` does not apply to them. The number of such streams has its own limit.
+        """
         self._waiting = 0
 
     async def __aenter__(self) -> None:
@@ -73,7 +79,7 @@ class TenantReadLimiter:
 
 @dataclass(frozen=True, slots=True)
 class StoredLookup:
-    """A request for stored data.
+    """The objects that an endpoint needs to read a tenant's stored responses and conversations.
 
     Attributes:
         conversations: The store.
@@ -90,8 +96,9 @@ class StoredLookup:
 
 @asynccontextmanager
 async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterator[StoredLookup]:
-    """Yield the lookup of one endpoint call. If `counted`, the request counts toward the tenant's
-    request limits.
+    """Authenticate the client of an endpoint, and yield a `StoredLookup` for the client's tenant.
+
+    If `counted`, the request counts toward the tenant's request limits.
 
     Raises:
         InvalidKey: The request's key is unknown.
@@ -105,7 +112,7 @@ async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterat
 
 
 def make_lookup(request: Request, tenant: Tenant | None, intake: Intake) -> StoredLookup:
-    """Return the lookup of a request whose intake already exists."""
+    """Return a `StoredLookup` for a request that is already authenticated and has an intake."""
     service = service_of(request.scope)
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
     name = tenant.name if tenant else ""

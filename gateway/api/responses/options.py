@@ -72,8 +72,10 @@ class Reasoning(Strict):
 
 
 class CacheOptions(Lenient):
-    """Prompt cache options. `prewarm: true` is refused: a request that only fills the cache has no
-    answer."""
+    """Options of the prompt cache.
+
+    `prewarm: true` is refused: a request that only fills the cache has no answer.
+    """
 
     prewarm: Literal[False] | None = None
 

@@ -6,8 +6,10 @@ from gateway.api.openai.messages import Lenient
 
 
 class OtherObject(Lenient):
-    """An object of a type that this server does not use. The code that reads the surrounding list
-    ignores or refuses such objects."""
+    """An object of a type that this server does not use.
+
+    The code that reads the surrounding list ignores or refuses such objects.
+    """
 
     type: str
 

@@ -65,12 +65,17 @@ class Item:
 
     @property
     def text(self) -> str:
-        """The text so far. For a call, its arguments; for a custom tool's call, its input."""
+        """The text that was generated so far.
+
+        The text of a function call is its arguments, and the text of a custom tool's call is its
+        input.
+        """
         text = "".join(self.texts)
         return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
     def build_start(self) -> dict[str, Any]:
-        """Return the item as a JSON object at its start: in progress, and without content."""
+        """Return the item as a JSON object for the event at its start: in progress, and without
+        content."""
         members: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
         if self._call is not None:
             return members | self._call_members(self._call)
@@ -115,7 +120,7 @@ class Item:
 
 
 class OutputPiece(NamedTuple):
-    """New text of an item; possibly empty for a new item."""
+    """Text that a delta adds to an output item. The text may be "" for a new item."""
 
     item: Item
     text: str
@@ -188,8 +193,12 @@ class Output:
         return pieces
 
     def _end_pieces(self, last: TextDelta) -> list[OutputPiece]:
-        """Return the last pieces: the log probabilities of tokens without text, or an empty message
-        if the answer has no items."""
+        """Return the pieces to add at the end of the answer.
+
+        The last tokens may have log probabilities but no text: these log probabilities are added to
+        the message. If the answer has no items, an empty message is added, unless the token limit
+        was reached.
+        """
         if not self.items:
             return [OutputPiece(self._begin("message"), "", [])] if last.finish != "length" else []
         if not self._pending or self.items[-1].kind != "message":
@@ -221,9 +230,10 @@ def build_items(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
 
 
 def _parse_arguments(arguments: str) -> Any:
-    """Return the parsed arguments of a call, or their text if they exceed the limits of a request.
+    """Return the parsed arguments of a call; the unparsed text if they exceed a request's limits.
 
-    Otherwise this response, or the next request that sends the call back, would fail.
+    The client sends the call back in its next request. Arguments above the limits would make this
+    response or that request fail.
     """
     try:
         return strict_json.load(

@@ -29,14 +29,15 @@ DOUBT_PERIOD_S = 4.0
 """Seconds to wait before a response with an old heartbeat counts as lost. If the heartbeat changes
 meanwhile, the response is not lost: clocks may differ, and the store may have been unavailable."""
 
-# Versions of the records of lost and cancelled responses. They are above FINISHED, so that a late
-# result of the worker never replaces an outcome that was already reported.
+# Values of `Record.version` for lost and cancelled responses. The highest version of a record wins.
+# So a worker that finishes such a response late cannot replace the outcome that clients have seen.
 LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK_BYTES = 64 * 1024
 _DELETE_BATCH = 64
-# Minimum time between two small chunks, as a fraction of the response's age. A response that takes
-# a day then has 7,000 such chunks. A group may hold 10,000 records.
+# Minimum time between two small chunks of a response, as a fraction of the response's age. A
+# response that takes a day then has about 7,000 small chunks, which is below `MAX_MEMBERS` (10,000
+# records).
 _MIN_GAP_SHARE = 1 / 1000
 _EVENT_END = b"\n\n"
 _LOST_MEMBERS: dict[str, Any] = {
@@ -62,7 +63,11 @@ def beat_id(response_id: str) -> str:
 
 
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
-    """Build a heartbeat record. `version` is a finished response's version, otherwise None."""
+    """Build a heartbeat record.
+
+    `version` is the `Record.version` of the finished response. None if the response is not
+    finished: the version is then the current time, so that later heartbeats replace earlier ones.
+    """
     data = orjson.dumps([status, time.time()])
     at = now_us() if version is None else version
     return Record(beat_id(response_id), data, at, response_id)
@@ -73,13 +78,15 @@ def read_beat(record: Record) -> Beat:
 
 
 def is_fresh(record: Record) -> bool:
-    """Return True if the heartbeat is recent. This assumes that the clocks of its writer and of
-    this process agree."""
+    """Return True if the heartbeat is recent, by the clock of this process.
+
+    The worker that wrote the heartbeat may have another clock, so the result may be wrong.
+    """
     return abs(time.time() - read_beat(record).at) < LEASE_S
 
 
 def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
-    """Build a chunk record. `count` is the number of events up to and including these frames."""
+    """Build the record of a chunk of events. `count` is the number of events up to its end."""
     return Record(f"{response_id}/{count}", frames, FINISHED, response_id, count)
 
 
@@ -96,8 +103,10 @@ def build_cancelled_records(record: Record) -> list[Record]:
 
 
 def build_lost_records(record: Record, events: int) -> list[Record]:
-    """Build the records of a response whose worker died. `events` is the number of stored events, 0
-    for a response that is not streamed."""
+    """Build the records of a response whose worker died.
+
+    `events` is the number of stored events, 0 for a response that is not streamed.
+    """
     records = _build_final_records(record, LOST, _LOST_MEMBERS)
     if events:
         response = decode(records[0]).response
@@ -116,7 +125,9 @@ def _build_final_records(record: Record, version: int, members: dict[str, Any]) 
 
 
 class StoredEvents:
-    """A `Body` that stores the written events in chunks. With `store` None, nothing is stored.
+    """A `Body` that stores the events of a background response in chunks.
+
+    `store` is the function that stores records. If it is None, no events are stored.
 
     The generation waits while too many bytes are not stored yet. Once `max_bytes` bytes of chunks
     are stored, all further events except the last write are dropped. This leaves enough bytes to
@@ -156,7 +167,7 @@ class StoredEvents:
                 await self.flush()
 
     async def flush_if_due(self) -> None:
-        """Store the new events if the next chunk is due."""
+        """Store the new events if enough time has passed since the last chunk was stored."""
         now = self._clock()
         if (
             self._bytes_left > 0
@@ -167,10 +178,11 @@ class StoredEvents:
     async def flush(
         self, store: Callable[[Sequence[Record]], Awaitable[None]] | None = None
     ) -> None:
-        """Store the new events. If `store` is given, call it instead of the usual function, even
-        without new events.
+        """Store the events that are not stored yet.
 
-        If the function raises, the events are retained for the next flush.
+        `store` replaces the usual function that stores records. It is called even without new
+        events. If the function raises an error, the events are retained for the next call of this
+        method.
         """
         async with self._flush_lock:
             frames = bytes(self._pending)

@@ -35,8 +35,11 @@ Write = Callable[[ResponsesChat, ChatFormat], PromptsAndForm]
 async def count_prompt_tokens(
     service: Service, intake: Intake, tenant: Tenant | None, chat: ResponsesChat, write: Write
 ) -> int:
-    """Return the number of tokens of a prompt. Raise ContextLengthExceeded if the text is certainly
-    too long."""
+    """Return the number of tokens of a prompt.
+
+    Raise ContextLengthExceeded if the length of the text alone shows that no replica's context is
+    long enough.
+    """
     form = service.prompts.chat_of(None)
     if chat.model:
         route = service.access.route(service.router, tenant, chat.model)
@@ -57,12 +60,14 @@ async def truncate(
     write: Write,
     before: Sequence[Item] = (),
 ) -> ResponsesChat:
-    """Drop the oldest items if a chat is too long for an answer to fit, and return the chat.
+    """Return the chat, without its oldest items if the prompt leaves too few tokens for an answer.
 
-    Return the chat unchanged without `truncation: auto`, or if no cut is enough. `before` are the
-    items that come before the request's own items. Leading instructions and tools of dropped items
-    are retained, and a call is dropped together with its outputs. If possible, the first remaining
-    item is a user message.
+    `before` are the items that come before the request's own items. Leading instructions and the
+    tools of dropped items are retained. A call is dropped together with its outputs. If possible,
+    the first remaining item is a user message.
+
+    Return the chat unchanged if the request lacks `truncation: auto`. Also return it unchanged if
+    the prompt is too long even without all items that may be dropped.
     """
     original = chat.original
     if original.truncation != "auto":
@@ -71,7 +76,8 @@ async def truncate(
     longest = max(service.replicas.capabilities, key=longest_prompt)
     reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
     if isinstance(original, ResponseRequest) and (wanted := original.max_output_tokens) is not None:
-        # First try to free `max_output_tokens`. If no cut frees as many, free the default share.
+        # First drop items until `max_output_tokens` tokens are left for the answer. If that is
+        # impossible, leave 1/8 of the context, if that is less.
         reserves = [wanted, *reserves] if wanted > reserves[0] else [wanted]
 
     async def fits(candidate: ResponsesChat, reserve: int) -> bool:

@@ -35,7 +35,10 @@ about 60,000 tokens fit."""
 
 
 class ResponsePrompt(Strict):
-    """The fields that make up a prompt, shared by requests for an answer and for a token count."""
+    """The fields from which the prompt is built.
+
+    Requests for an answer and requests for a token count share these fields.
+    """
 
     successors = OF_RESPONSES
 
@@ -74,11 +77,11 @@ class ResponsePrompt(Strict):
         )
 
     def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
-        """Return the fields of a chat request made of `items`: earlier items, then the request's
-        own items.
+        """Return the fields of the chat request that consists of `items`.
 
-        `complete` is False while earlier items are not loaded yet. Raise UnsupportedParameter or
-        InvalidRequest if the items or tools cannot be converted.
+        `items` are earlier items, followed by the request's own items. `complete` is False while
+        earlier items are not loaded yet. Raise UnsupportedParameter or InvalidRequest if the items
+        or tools cannot be converted.
         """
         if not items:
             found = (
@@ -116,8 +119,11 @@ class ResponsePrompt(Strict):
         return chat
 
     def build_echo(self) -> bytes:
-        """Return the request's fields that the response repeats, as JSON; b"" if no response
-        follows."""
+        """Return the request's fields that the response repeats, as a JSON object.
+
+        This base class returns b"": a request for a token count has no response that repeats its
+        fields.
+        """
         return b""
 
     @property

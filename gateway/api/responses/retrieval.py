@@ -137,7 +137,10 @@ def _build_page(page: Page, chain: Sequence[Record | None], last: StoredResponse
 def stream_events(
     request: Request, tenant: str, response_id: str, sent: int, headers: Mapping[str, str]
 ) -> Response:
-    """Return a stream of a response's events after the first `sent`, including future events."""
+    """Return a stream of a background response's events, including events that are generated later.
+
+    The first `sent` events are skipped, because the client already has them.
+    """
     unfinished: UnfinishedResponses = request.app.state.unfinished
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
     write = partial(
@@ -148,8 +151,10 @@ def stream_events(
 
 
 def _frame_failure(error: Failure) -> bytes:
-    """Return the event that ends a stream whose events cannot be read. The response itself may
-    still be fine."""
+    """Return the event that ends the stream if the response's events cannot be read.
+
+    The event has the type `error`, not `response.failed`: the response itself has not failed.
+    """
     fields = orjson.loads(build_envelope(error))
     fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
     data = orjson.dumps({"type": "error", "sequence_number": 0} | fields)
@@ -162,7 +167,7 @@ _WIRE = OPENAI._replace(done=b"", failure=_frame_failure)
 async def _find(
     request: Request, lookup: StoredLookup, response_id: str
 ) -> tuple[Record, Status | None]:
-    """Find a response like `UnfinishedResponses.find`, and reserve memory for its bytes."""
+    """Return the result of `UnfinishedResponses.find`, and reserve memory for the record."""
     unfinished: UnfinishedResponses = request.app.state.unfinished
     record, status = await unfinished.find(lookup.tenant, response_id)
     await lookup.intake.reserve_history(len(record.data))
@@ -175,8 +180,12 @@ def _build_response(record: Record, status: Status | None) -> bytes:
 
 
 def _parse_stream_query(request: Request) -> tuple[bool, int]:
-    """Return True if events are requested, and the number of the last event that the client has (-1
-    for none). Raise InvalidRequest if a parameter is invalid."""
+    """Parse the query of a request for a stored response.
+
+    Return True if the client wants the response's events. Also return the sequence number of the
+    last event that the client has, or -1 if it has none. Raise InvalidRequest if a parameter is
+    invalid.
+    """
     stream = request.query_params.get("stream", "false")
     if stream not in ("true", "false"):
         raise InvalidRequest(f"stream: found {stream!r}; allowed: true and false.", param="stream")

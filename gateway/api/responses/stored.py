@@ -44,8 +44,10 @@ _ITEMS = TypeAdapter(list[items.Item])
 _PLACEHOLDER = items.MessageItem(role="user", content="")
 
 FINISHED = FINAL
-"""The lowest version of an immutable record. Records that may still change have lower versions: a
-time in microseconds, or 1."""
+"""The lowest `Record.version` of a record that cannot change any more.
+
+A record that may still change has a lower version: a time in microseconds, or 1.
+"""
 MAX_CHAIN_RESPONSES = 1024
 MAX_EARLIER_ITEMS = 8192
 """Maximum number of stored items before a request's own items."""
@@ -68,7 +70,7 @@ _CONTINUABLE = ("completed", "incomplete")
 
 
 class StoredResponse(NamedTuple):
-    """A response as stored. The fields are the keys of the stored JSON.
+    """A response as it is stored. The names of the fields are the keys of the stored JSON.
 
     Attributes:
         response: The response object as the client received it.
@@ -76,7 +78,7 @@ class StoredResponse(NamedTuple):
         chain: The ids of the earlier responses, oldest first.
         before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
-        turned: True if token ids are stored beside the response.
+        turned: True if another record has the token ids of the prompt's new turns (see `turns_id`).
     """
 
     response: dict[str, Any]
@@ -94,7 +96,7 @@ class StoredResponse(NamedTuple):
 
 
 class ConversationHistory(NamedTuple):
-    """The history of a request.
+    """The stored items and token ids that precede the items of a request.
 
     Attributes:
         items: The earlier items, oldest first.
@@ -156,7 +158,10 @@ def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
 
 
 def dump_items_json(given: Sequence[items.Item]) -> bytes:
-    """Return items as JSON bytes. They are not checked, as a chat was already built from them."""
+    """Return items as JSON bytes.
+
+    The items are not checked here, because a chat was already built from them.
+    """
     return _ITEMS.dump_json([*given], exclude_none=True)
 
 
@@ -192,27 +197,29 @@ def build_turns_record(response_id: str, turns: bytes) -> Record:
 
 
 def response_id_of(item: str) -> str | None:
-    """Return the id of the response with which an item may be stored. `item` is the item's id.
+    """Return the id of the response that contains an item. `item` is the item's id.
 
-    Return None if `item` is not the id of a stored item. If the item was added to a conversation
-    instead, no response with the returned id exists.
+    Return None if `item` cannot be the id of a stored item. For an item that was added to a
+    conversation, the returned id belongs to no response.
     """
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
 
 
 def now_us() -> int:
-    """Return the time in microseconds since 1970, for a record's version or its order in a group. A
-    float can hold the number exactly."""
+    """Return the time in microseconds since 1970, for use as `Record.version` or `Record.order`.
+
+    The number is below 2**53. So Redis' Lua scripts, which compute with floats, represent it
+    exactly.
+    """
     return time.time_ns() // 1000
 
 
 def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """Return the items in long form, with new ids that contain the digits of the response id
-    `owner`.
+    """Return the items in the form of `to_long_form`, with new ids.
 
-    Given ids are replaced: an item that is sent again may already be a record of this or another
-    conversation, or may have been deleted.
+    The ids contain the digits of the response id `owner`. Ids that the client sent are replaced,
+    because the store may already have a record with that id, or may have deleted one.
     """
     digits = owner.partition("_")[2]
     return [
@@ -251,8 +258,9 @@ def _output_part(part: Item) -> Item:
 async def load_history(
     conversations: Conversations, tenant: str, response_id: str, intake: Intake
 ) -> ConversationHistory:
-    """Load the history that ends with `response_id`. Large records are decoded in a thread, with
-    fair scheduling by tenant.
+    """Load the items of the response `response_id` and of all responses before it.
+
+    Large records are decoded in a thread, with fair scheduling by tenant.
 
     Raises:
         PreviousResponseNotFound: The response, or one before it, does not exist any more.
@@ -372,8 +380,9 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # Only one of an item's two possible records exists. So first do not wait for records that may
-    # still be restored. Wait for them only if an item is missing.
+    # An item is stored either in a response's record or in a record of its own, so one of the two
+    # ids is always missing. Waiting for missing records, which other gateways may still upload,
+    # takes long. So wait only if an item is not found without waiting.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

@@ -19,8 +19,10 @@ class ToolCallNames(NamedTuple):
 
 
 def flat_name(namespace: str, name: str, *, short: bool = False) -> str:
-    """Return the name in the prompt for a tool in a namespace. With `short`, or if the name would
-    be too long, the name ends with a digest."""
+    """Return the name in the prompt for a tool in a namespace, for example `files__read`.
+
+    If `short` is True, or if this name would be too long, the name is cut and ends with a hash.
+    """
     between = "" if namespace.endswith("__") else "__"
     flat = f"{namespace}{between}{name}"
     if len(flat) <= _MAX_FLAT_CHARS and not short:

@@ -68,7 +68,10 @@ class CustomTool(OwnTool):
 
 
 class SearchTool(Lenient):
-    """A search for more tools. If the client executes it, the model sees it as a function."""
+    """A tool with which the model searches for more tools.
+
+    If the client executes the search, the prompt describes the tool as a function.
+    """
 
     type: Literal["tool_search"]
     execution: Literal["server", "client"] | None = None

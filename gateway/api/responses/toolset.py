@@ -79,11 +79,11 @@ class Toolset:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], item_tools: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
-        """Return the tools of a request. `item_tools` has the path and the tools of each item that
-        contains tools.
+        """Collect the tools of a request.
 
-        If an item repeats a tool, the first definition is used. Raise InvalidRequest for two tools
-        with the same name, and for too many tools.
+        `item_tools` has the path and the tools of each item that contains tools. If an item repeats
+        a tool, the first definition is used. Raise InvalidRequest for two tools with the same name,
+        and for too many tools.
         """
         toolset = cls()
         for n, tool in enumerate(tools):
@@ -117,8 +117,10 @@ class Toolset:
         return found
 
     def to_chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
-        """Return a choice in the format of chat requests. Raise InvalidRequest or
-        UnsupportedParameter for an invalid choice."""
+        """Convert `tool_choice` to the format of chat requests.
+
+        Raise InvalidRequest or UnsupportedParameter for an invalid choice.
+        """
         if isinstance(choice, str):
             return choice
         if isinstance(choice, AllowedTools):
@@ -150,11 +152,11 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return the item type and names for the calls of each tool that is not a plain function.
-        The key is the tool's name in the prompt.
+        """Return the item type and names for calls of each tool that is not a plain function.
 
-        Models sometimes omit a namespace's prefix. So the name of a tool without the prefix is
-        accepted too, if no other tool of the request has that name.
+        The keys are the tools' names in the prompt. Models sometimes omit a namespace's prefix. So
+        the name of a tool without the prefix is also a key, if no other tool of the request has
+        that name.
         """
         taken = {*self._names.values()}
         flat = {self.flatten_name(*each.key): each for each in tools}
@@ -170,8 +172,11 @@ class Toolset:
         }
 
     def list_hints(self) -> tuple[str, ...]:
-        """Return the names of parameters without effect: tools that cannot be called, and formats
-        that are not enforced."""
+        """Return names for the header x-ignored-parameters.
+
+        These are the hosted tools, which cannot be called, and the grammars of custom tools, which
+        are not enforced.
+        """
         hints = name_hosted(self.hosted)
         if any(isinstance(each.tool, CustomTool) and each.tool.grammar for each in self.own):
             hints.append("tools.format")
@@ -201,7 +206,8 @@ class Toolset:
             )
 
     def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
-        # Do not check types in items: an earlier request may have been accepted with them.
+        # Check only the request's own tools for misspelled types. Tools within items may come from
+        # earlier requests, in which the gateway accepted these types.
         if again and (meant := find_meant_type(added.type)) is not None:
             raise InvalidRequest(
                 f"{added.param}: found {show_value(added.type)}; did you mean {meant}?",

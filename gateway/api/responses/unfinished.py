@@ -1,4 +1,6 @@
-"""Access from this worker to unfinished background responses of any worker.
+"""Reading, cancellation and deletion of background responses that are not finished.
+
+Any worker of any gateway may generate the response.
 
 See decision 071 in docs/decisions.
 """
@@ -37,8 +39,10 @@ _CHUNKS_AT_ONCE = 4
 
 
 class UnfinishedResponses:
-    """Access to unfinished responses from one process. `runs` are the responses generated in this
-    process."""
+    """The unfinished background responses of all gateways, as they are seen from one process.
+
+    `runs` are the responses that are generated in this process, by id.
+    """
 
     def __init__(self, service: Service, runs: Mapping[str, BackgroundRun]) -> None:
         self._service = service
@@ -79,8 +83,11 @@ class UnfinishedResponses:
                 await asyncio.sleep(DOUBT_PERIOD_S)
 
     async def cancel(self, tenant: str, record: Record) -> None:
-        """Cancel an unfinished response. Its record changes at once; the worker that generates it
-        stops soon after."""
+        """Cancel an unfinished response.
+
+        The response's record changes at once. The worker that generates the response stops soon
+        after.
+        """
         await self._end(tenant, record, build_cancelled_records)
         self._stop(tenant, record.id)
 
@@ -179,8 +186,8 @@ class UnfinishedResponses:
                 continue
             if finished:
                 return
-            # Send a keep-alive frame: the body sends such frames only until the first events, and
-            # the next events may take long.
+            # After its first frame, the `EventBody` sends no more keep-alive frames by itself. So
+            # send one here if no event was written for `patience_s` seconds.
             if loop.time() - written >= patience_s:
                 body.write(OPENAI.keep_alive)
                 await body.drain()
@@ -188,8 +195,8 @@ class UnfinishedResponses:
             if (run := self._runs.get(response_id)) is not None:
                 await run.events.wait_for_more()
                 continue
-            # Poll the heartbeat, not the response, which may be megabytes. After the end, read the
-            # events once more: the last events are stored by then.
+            # Poll the heartbeat, not the response, which may be megabytes. A final heartbeat means
+            # that all events are stored, so read the events once more before the stream ends.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             finished = beat is not None and beat.version >= FINISHED
             if not finished:

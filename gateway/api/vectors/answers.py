@@ -1,8 +1,8 @@
 """Encoding of embeddings as JSON, and responses that are sent in parts to limit memory.
 
-2048 embeddings of 4096 numbers are 90 MB of text. Encoding this text takes seconds, so it runs in a
-thread. Encoding a row holds the GIL; other threads can run between rows. Sending the text as one
-body would copy all of it once more.
+2048 embeddings of 4096 numbers are 90 MB of text. Encoding this text takes seconds, so a thread
+encodes it. The thread holds the GIL while it encodes one embedding. Other threads can run between
+two embeddings. Sending the text in one part would copy all of the text once more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 MAX_INLINE_NUMBERS = 8192
-"""Maximum count of numbers to encode on the event loop, which takes a millisecond."""
+"""Maximum count of numbers that are encoded on the event loop, which takes a millisecond."""
 _PIECE_BYTES = 256 * 1024
 
 

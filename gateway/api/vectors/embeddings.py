@@ -39,8 +39,8 @@ router = ApiRouter()
 MAX_INPUTS = 2048
 """Maximum number of inputs, the same as OpenAI's."""
 _DEFAULT_WIDTH = 1536
-# An answer up to this size takes nothing from the memory budget: the request itself takes about as
-# much memory.
+# Maximum size in bytes of a response that needs no share of the memory budget. The request takes
+# about as much memory as such a response.
 _MAX_UNBUDGETED_BYTES = 1 << 20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -78,7 +78,10 @@ class EmbeddingsRequest(MappedRequest):
 
 
 class InputUsage(Described):
-    """Numbers of input tokens; 0 for a model of texts whose tokens the gateway cannot count."""
+    """The number of input tokens, twice, as in OpenAI's format.
+
+    Both members are 0 if the gateway cannot count the tokens: the model tokenizes the texts itself.
+    """
 
     prompt_tokens: Count
     total_tokens: Count

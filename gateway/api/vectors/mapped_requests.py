@@ -48,7 +48,10 @@ W = TypeVar("W", bound=MappedRequest)
 
 @dataclass(slots=True)
 class MappedCall(Generic[W, C]):
-    """A request whose inputs are tokenized. Enter `account` before calling the model."""
+    """A request for embeddings or reranking whose inputs are tokenized.
+
+    Enter the context manager `account` before calling the model.
+    """
 
     service: Service
     request: Request
@@ -127,8 +130,9 @@ async def prepare_call(
             if model.tokenizer is not None:
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
-            # Pass the reservation to the account, which the caller closes. After this step, no step
-            # may fail or wait: the reservation would never be released.
+            # Transfer the reservation from this context to the account, which the caller closes.
+            # After this line, no code may raise an error or wait: the reservation would never be
+            # released.
             reservation.detach()
             request_id = secrets.token_hex(16)
             account = InputAccount(
@@ -160,7 +164,7 @@ def parse(
     """Parse and validate a JSON body. A parameter that is null counts as unset.
 
     Raise InvalidRequest, which names the parameter. Unknown members of an input, such as a
-    document, are always refused, as they may be content that the model should read.
+    document, are always refused: such a member may be content that the model should read.
     """
     given = {name: value for name, value in load_object(body).items() if value is not None}
     fields = sort_fields(kind, given, strict=strict, refuse_unknown=strict or refuse_unknown)

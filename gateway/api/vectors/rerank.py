@@ -24,8 +24,8 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# Maximum total characters of all pairs of the query and a document. Bounds the model's work, as the
-# model reads the query again with each document.
+# Maximum characters of the texts that the model reads: the query once for each document, and the
+# documents. This limits the time that the model needs for one request.
 _MAX_CHARS = 32 * 2**20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]

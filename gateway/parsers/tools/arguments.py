@@ -1,8 +1,8 @@
-"""Arguments of a tool call: repair while they are streamed, and a check at their end.
+"""Arguments of a tool call: repair of their Unicode escapes, and a check at their end.
 
 The same rule applies to Chat Completions, Responses and Messages: a call is complete if its
-arguments are a JSON object. The arguments of a custom tool may also be plain text. The call is then
-complete if the model ended the text itself.
+arguments are a JSON object. The arguments of a custom tool may also be plain text. Such a call is
+complete if the model itself ended the text, not a token limit or a stop string.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
         index: the number of the call.
         arguments: the complete text of the reported arguments.
         custom: True for a call of a custom tool.
-        cut: True if a limit or a stop string ended the response. The state of plain text is then
-            `open`, because the text may be incomplete.
+        cut: True if a limit or a stop string ended the response. The plain text of a custom tool's
+            arguments may then be incomplete, so its state is `open`.
     """
     value = _read_object(arguments)
     state: State = "complete"
@@ -47,7 +47,7 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
 
 
 def _read_object(arguments: str) -> str | None:
-    """Return the arguments if they are a JSON object. Return None otherwise.
+    """Return the arguments if they are a JSON object, otherwise None.
 
     NaN and Infinity, which are not JSON, are replaced by null.
     """
@@ -76,11 +76,12 @@ def _is_unclosed(arguments: str) -> bool:
 
 
 class SurrogateRepair:
-    """Repair of streamed JSON, which replaces a lone surrogate (half of a pair) by U+FFFD.
+    """Repair of streamed JSON, which replaces each lone surrogate by U+FFFD.
 
-    JSON parsers refuse lone surrogates. An incomplete escape at the end of a chunk is held back (at
-    most 11 characters). Arguments that are not an object, such as the text of a custom tool, are
-    unchanged.
+    A lone surrogate is an escape for half of a UTF-16 surrogate pair, without the other half. JSON
+    parsers refuse such an escape. If a chunk of text ends within an escape, at most 11 characters
+    are held back until the next chunk. Arguments that are not an object, such as the text of a
+    custom tool, are unchanged.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class SurrogateRepair:
         self._is_object: bool | None = None
 
     def repair(self, piece: str) -> str:
-        """Return the repaired text. Hold back an escape at its end that may be incomplete."""
+        """Return the repaired text. Hold back an incomplete escape at the end of `piece`."""
         if self._is_object is None and piece and not piece.isspace():
             self._is_object = piece.lstrip().startswith("{")
         if not self._is_object or ("\\" not in piece and not self._held):

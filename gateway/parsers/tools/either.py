@@ -1,20 +1,20 @@
 """Guide and parser for requests with both tools and a `response_format`.
 
-In the OpenAI API, the model decides whether to call tools or to answer in the format. A guide for
-guided decoding applies from the first token on, so the guide must allow both. The parser
-distinguishes three outputs by their beginning:
+In the OpenAI API, the model may either call tools, or answer in the format of `response_format`. A
+guide for guided decoding applies from the first token on, so the guide must allow both. The
+beginning of an output shows which of three forms it has:
 
-- the answer, which is an object;
-- a list of calls, as for a forced choice;
+- an answer, which is a JSON object;
+- a list of calls, as in the module `forced`;
 - a single call without a list, `{"name": ..., "arguments": {...}}`. Most models were trained to
-  write this within tags, which the guide does not allow.
+  write a call in this form between tags, but the guide does not allow tags.
 
-This is possible only if the format is an object with known properties, and if no property is named
-`arguments` or `parameters`.
+An answer and a call can be distinguished only if the answer's schema is an object with known
+properties, and if no property is named `arguments` or `parameters`.
 
-Arguments must match the functions' schemas. If an engine cannot enforce one of these schemas, only
-the arguments of `strict` functions must match. Requests with other functions are not refused,
-because their clients do not rely on a match.
+The arguments of a call must match the function's schema. If an engine cannot enforce one of these
+schemas, only `strict` functions are enforced. The arguments of all other functions may then be any
+object. Such requests are not refused, because the clients did not ask for strict arguments.
 
 See decision 016 in docs/decisions.
 """
@@ -54,7 +54,8 @@ _MORE = frozenset(
 class Either:
     """Format of an output that is either an answer or tool calls.
 
-    `may_have_name` is True if the answer may have a property `name`, like a call.
+    `may_have_name` is True if an answer may have a property `name`. This property alone then does
+    not show that an object is a call.
     """
 
     may_have_name: bool
@@ -67,8 +68,8 @@ class Either:
         """
         if not isinstance(schema, dict) or schema.get("type") != "object":
             return None
-        # A missing `additionalProperties` means False here: in schemas with `properties`, engines
-        # allow no other properties by default.
+        # If `additionalProperties` is missing, it means False here. For schemas with `properties`,
+        # engines allow no other properties by default.
         named, needed = schema.get("properties"), schema.get("required", [])
         closed = schema.get("additionalProperties", False) is False and _MORE.isdisjoint(schema)
         if not closed or not named or not isinstance(named, dict) or not isinstance(needed, list):
@@ -112,8 +113,9 @@ def either_schema(
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
         defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
-    # Use references to the schema of a call instead of copies: engines expand the item schema of a
-    # bounded list once per possible item.
+    # Define the schema of a call only once, and refer to this definition. An engine expands the
+    # schema of a list's items once for each possible item, so copies would make the compiled guide
+    # large.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
     several = calls_schema([one], parallel=parallel)
     either = [{"$ref": "#/$defs/answer"}, several, one, other]
@@ -142,7 +144,8 @@ class EitherToolParser(JsonToolParser):
             char = yield from self._text(char, ())
 
     def _member(self, key: str, char: str) -> Step:
-        # In a call, the name comes before the arguments. An object with another order is an answer.
+        # In a call, the name comes before the arguments. If the properties have another order, the
+        # object is an answer.
         if self._undecided:
             if key not in (_KEYS if self._name is not None else ("name",)):
                 raise NotACall(char)
@@ -150,7 +153,10 @@ class EitherToolParser(JsonToolParser):
         return (yield from super()._member(key, char))
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Drop the text of a call without arguments, unless it may be an answer."""
+        """End the text. Drop an incomplete call whose arguments have not started.
+
+        If the text may also be an answer, report the text as content instead.
+        """
         if self._undecided and self._is_call:
             self._drop()
         return super().finish(cut=cut)

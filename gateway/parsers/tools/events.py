@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["complete", "malformed", "open"]
-"""State of a call's arguments. `open` means that a closing quote or bracket is missing."""
+"""State of the arguments at the end of a tool call.
+
+`complete` means that the arguments are a JSON object, or the complete text of a custom tool. `open`
+means that a closing quote or bracket is missing. `malformed` means any other error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Further text of the message's content; never empty."""
+    """A piece of the message's content. The text is never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Further text of the reasoning; never empty."""
+    """A piece of the reasoning. The text is never empty."""
 
     text: str
 
@@ -37,7 +41,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Further text of the arguments of call `index`; never empty.
+    """A piece of the arguments of the tool call with the number `index`. The text is never empty.
 
     The joined pieces of a complete call are a JSON object, as written by the model. The joined
     pieces of an incomplete call are the beginning of such an object.
@@ -49,7 +53,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The end of call `index`. Only a `complete` call may be executed.
+    """The end of the tool call with the number `index`. Only a `complete` call may be executed.
 
     Parsers do not create this event; `MessageReader` does.
 
@@ -72,7 +76,7 @@ Event = Content | CallStart | CallArguments
 class EventCollector:
     """Collector of a parser's events. Adjacent pieces of text are merged into one event.
 
-    The events therefore do not depend on the sizes of the pieces that the parser adds.
+    A parser may therefore add text in pieces of any size, such as single characters.
     """
 
     def __init__(self) -> None:

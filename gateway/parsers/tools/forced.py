@@ -1,18 +1,17 @@
 """Guides and parser for forced calls: a `tool_choice` that is `required` or names a function.
 
-A guide is a JSON schema for guided decoding. The complete output is then a JSON list of
-`{"name": ..., "arguments": {...}}`, independent of the model's own format. If the request names a
-function, the list has one call. A guide for the arguments alone would not work, because models were
-trained to write a name before arguments: in a test, 0 of 20 outputs were right with such a guide,
-and 20 of 20 with a list of one call.
+A guide is a JSON schema for guided decoding. With the guides of this module, the complete output is
+a JSON list of `{"name": ..., "arguments": {...}}`. This list replaces the model's own format of
+calls. If the request names a function, the list has one call. A guide for the arguments alone would
+not work, because models were trained to write a name before arguments. In a test, 0 of 20 outputs
+were right with such a guide, and 20 of 20 with a list of one call.
 
-Every engine with guided decoding supports JSON schemas. Calls between tags would need a grammar for
-each format.
+JSON schemas are used because every engine with guided decoding supports them. A guide for calls
+between tags would need a grammar for each model's format.
 
 If the token limit cuts a call, the call is reported if its arguments have started. The JSON is
-never reported as content.
-
-The module `either` does the same for outputs that may be an answer instead of calls.
+never reported as content. The module `either` handles outputs that may be an answer instead of
+calls.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ _MAX_DEPTH = 100
 MAX_CALLS = 8
 """Maximum number of tool calls in a response with guided decoding."""
 _ROOT = "#/$defs/arguments"
-# Keywords whose value maps names to schemas, and keywords whose value is data and not a schema.
+# _MAPS has keywords whose value maps names to schemas. _DATA has keywords whose value is data and
+# not a schema.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"const", "default", "enum", "examples"})
 # Keywords with which a schema may define arguments outside of `properties`.
@@ -44,7 +44,7 @@ _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 
 @dataclass(frozen=True, slots=True)
 class ForcedCall:
-    """A requirement to call a function: the function `name`, or any function if `name` is None."""
+    """Format of a response that must call the function `name`; None stands for any function."""
 
     name: str | None = None
 
@@ -72,17 +72,18 @@ class ForcedToolParser(JsonToolParser):
 
 
 def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
-    """Return the JSON schema of a list of calls to any of the functions, as text.
+    """Return a guide for forced calls: the JSON schema of a list of calls, as text.
 
-    The list has exactly one call; if `parallel` is True, one to `MAX_CALLS` calls. `functions` maps
-    names to `parameters`, as in requests. Raises InvalidRequest if a schema is nested too deep.
+    Each call is to one of `functions`. The list has exactly one call, or one to `MAX_CALLS` calls
+    if `parallel` is True. `functions` maps names to `parameters`, as in requests. Raises
+    InvalidRequest if a schema is nested too deep.
     """
     calls = [
         call_schema([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)
     ]
     schema = calls_schema(calls, parallel=parallel)
-    # Copy each function's schema completely, with its own `$defs`. Equal names in the `$defs` of
-    # two functions then do not clash, and a prefix suffices to adapt the references.
+    # Copy each function's schema completely, with its own `$defs`, to its own path in the document.
+    # Two functions may then use the same names in `$defs`. The references need only a new prefix.
     schema["$defs"] = {
         f"arguments{index}": move_arguments(name, parameters, f"{_ROOT}{index}")
         for index, (name, parameters) in enumerate(functions.items())
@@ -93,7 +94,8 @@ def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> st
 def call_schema(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Schema:
     """Return the schema of a call to any of the functions `names`.
 
-    `arguments` is the schema of the arguments, and `key` their key in the call.
+    `arguments` is the schema of the arguments. `key` is the property of the call that contains
+    them.
     """
     return {
         "type": "object",
@@ -109,14 +111,15 @@ def calls_schema(calls: Sequence[Schema], *, parallel: bool) -> Schema:
 
 
 def arguments_guide(parameters: Schema | None) -> str:
-    """Return the JSON schema of a function's arguments as text, given its `parameters`."""
+    """Return the JSON schema of the arguments of a function with these `parameters`, as text."""
     return orjson.dumps(_arguments(parameters)).decode()
 
 
 def move_arguments(function: str, parameters: Schema | None, root: str) -> Any:
-    """Return the schema of a function's arguments, to be embedded in a document at `root`.
+    """Return the schema of a function's arguments, to be embedded in a larger schema.
 
-    Raises InvalidRequest if the schema is nested too deep.
+    `root` is the JSON pointer of the embedded schema in the larger schema, such as
+    `#/$defs/arguments0`. Raises InvalidRequest if the schema is nested too deep.
     """
     what = f"tools: the parameters of {function}"
     return move_references(_arguments(parameters), root, what, param="tools")
@@ -138,11 +141,19 @@ def _arguments(parameters: Schema | None) -> Schema:
 
 
 def move_references(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
-    """Return a copy of a schema to embed at `root` of another document, with adapted references.
+    """Return a copy of a schema that can be embedded in another document.
 
-    References to other documents are unchanged; the engine's schema compiler refuses them. Raises
-    InvalidRequest if the schema is nested too deep. The error's text begins with `what`, and its
-    parameter is `param`.
+    Each `$ref` to a part of the schema is changed, because its target moves. References to other
+    documents are unchanged; the engine's schema compiler refuses them.
+
+    Args:
+        schema: the schema, or a part of the schema.
+        root: JSON pointer of the embedded schema in the other document, such as `#/$defs/answer`.
+        what: beginning of the error's message.
+        param: the request parameter that the error names.
+        depth: nesting depth of `schema` in the original schema.
+
+    Raises InvalidRequest if the schema is nested too deep.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequest(f"{what} are nested more than {_MAX_DEPTH} levels deep.", param=param)

@@ -1,8 +1,8 @@
-"""Formats of tool calls by name, and detection of the format that a chat template asks for.
+"""Formats of tool calls by name, and detection of the format in a chat template.
 
 The names are those of vLLM's parsers. Each format has a parser class, or a `TaggedForm` that
-describes its tags. Only the format `openai` (harmony) is missing here: `parsers/harmony` parses it,
-because it also contains reasoning.
+describes its tags. The format `openai` (harmony) also contains reasoning, so the module
+`parsers.harmony` parses it.
 
 See decision 017 in docs/decisions.
 """
@@ -40,30 +40,31 @@ Form = Literal[
 # <tool_call>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
 # </tool_call>
-# NousResearch/Hermes-Function-Calling; the templates of Qwen2.5, Qwen3, Granite 4.
+# Source: NousResearch/Hermes-Function-Calling; the chat templates of Qwen2.5, Qwen3, Granite 4.
 _HERMES = TaggedForm(("<tool_call>",), ("</tool_call>",))
 
 # <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-# The templates of Granite 3.0 to 3.3. One of these templates writes <tool_call>.
+# Source: the chat templates of Granite 3.0 to 3.3. One of these templates writes <tool_call>.
 _GRANITE = TaggedForm(("<|tool_call|>", "<tool_call>"), ("</tool_call>",))
 
 # <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
 # functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-# The model card of Phi-4-mini has the first line; vLLM's template for the model has the second.
+# Source: the model card of Phi-4-mini for the first line, and vLLM's chat template for the second.
 _PHI4_MINI = TaggedForm(("<|tool_call|>", "functools"), ("<|/tool_call|>",))
 
 # <tool_calls>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
 # {"name": "get_time", "arguments": {}}
 # </tool_calls>
-# The template of MiniMax-M1. Templates of Jamba and Hunyuan-A13B have a list between these tags.
+# Source: the chat template of MiniMax-M1. The chat templates of Jamba and Hunyuan-A13B have a list
+# of calls between these tags.
 _MINIMAX = TaggedForm(("<tool_calls>",), ("</tool_calls>",))
 
 # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
 # ```json
 # {"city": "Paris"}
 # ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-# The templates of DeepSeek-V3 and R1.
+# Source: the chat templates of DeepSeek-V3 and R1.
 _DEEPSEEK_OPENINGS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _DEEPSEEK_CLOSINGS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK_V3 = TaggedForm(
@@ -74,7 +75,7 @@ _DEEPSEEK_V3 = TaggedForm(
 
 # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}
 # <｜tool▁call▁end｜><｜tool▁calls▁end｜>, without the line break.
-# The template of DeepSeek-V3.1.
+# Source: the chat template of DeepSeek-V3.1.
 _DEEPSEEK_V31 = TaggedForm(
     _DEEPSEEK_OPENINGS,
     _DEEPSEEK_CLOSINGS,
@@ -83,7 +84,8 @@ _DEEPSEEK_V31 = TaggedForm(
 
 # <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
 # {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
-# The templates of Kimi-K2. A call's id has the function's name and the number of earlier calls.
+# Source: the chat templates of Kimi-K2. The id of a call consists of the function's name and the
+# number of earlier calls.
 _KIMI_K2 = TaggedForm(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -101,7 +103,7 @@ _KIMI_K2 = TaggedForm(
 # </parameter>
 # </function>
 # </tool_call>
-# The template of Qwen3-Coder.
+# Source: the chat template of Qwen3-Coder.
 _QWEN3_CODER = TaggedForm(
     ("<tool_call>", "<function="),
     ("</function>", "</tool_call>"),
@@ -113,7 +115,7 @@ _QWEN3_CODER = TaggedForm(
 # <arg_key>city</arg_key>
 # <arg_value>Paris</arg_value>
 # </tool_call>
-# The templates of GLM-4.5 to 4.7. The template of 4.7 writes no line breaks.
+# Source: the chat templates of GLM-4.5 to 4.7. The template of 4.7 writes no line breaks.
 _GLM45 = TaggedForm(
     ("<tool_call>",),
     ("</tool_call>",),
@@ -126,7 +128,7 @@ _GLM45 = TaggedForm(
 # <parameter name="city">Paris</parameter>
 # </invoke>
 # </minimax:tool_call>
-# The template of MiniMax-M2.
+# Source: the chat template of MiniMax-M2.
 _MINIMAX_M2 = TaggedForm(
     ("<minimax:tool_call>", '<invoke name="'),
     ("</invoke>", "</minimax:tool_call>"),
@@ -159,13 +161,13 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
 )
 """Formats in which each argument has its own tags.
 
-The chat templates of these formats iterate over the arguments of earlier calls, so these arguments
-must be an object.
+The chat templates of these formats loop over the arguments of the tool calls in the conversation.
+The template must therefore get these arguments as an object, not as JSON text.
 """
 
-# Words by which a format is detected. A template asks for the first format of which it contains all
-# words. A single word may be ambiguous: several formats have `<tool_call>`, and many templates have
-# `{"name": ...}`, because they list functions as JSON.
+# Words by which `guess` detects a format. The result is the first format whose words are all in the
+# chat template. A single word may be ambiguous: several formats have `<tool_call>`, and many
+# templates have `{"name": ...}`, because they list functions as JSON.
 _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]",)),

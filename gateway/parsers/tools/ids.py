@@ -26,10 +26,10 @@ def new_id(form: Form) -> str:
 class TemplateIds:
     """Converter of the call ids of one conversation to ids that the chat template accepts.
 
-    Equal ids stay equal, so calls and their results match. Ids for Kimi are always replaced: the
-    model expects ids that contain the function's name and the number of earlier calls in the
-    conversation (model card of Kimi-K2, on tool calls). Kimi's template does not show the name
-    elsewhere.
+    Equal ids stay equal, so each tool result still has the id of its call. Ids for Kimi are always
+    replaced. According to the section on tool calls in the model card of Kimi-K2, an id must
+    contain the function's name and the number of earlier calls. Kimi's template writes the
+    function's name only in the id.
     """
 
     def __init__(self, form: Form | None) -> None:
@@ -38,14 +38,17 @@ class TemplateIds:
         self._calls = 0
 
     def of_call(self, call_id: str, function: str) -> str:
-        """Return the id of the conversation's next call for the template."""
+        """Return the template's id for the next tool call of the conversation.
+
+        Call this once for each tool call, in their order in the conversation.
+        """
         if self.form == "kimi_k2":
             self._numbered[call_id] = f"functions.{function}:{self._calls}"
             self._calls += 1
         return self.of_answer(call_id)
 
     def of_answer(self, call_id: str) -> str:
-        """Return the id of a tool result for the template, equal to the id of its call."""
+        """Return the template's id for a tool result. It equals the template's id for the call."""
         if self.form == "mistral" and not _is_mistral(call_id):
             return _mistral(call_id)
         return self._numbered.get(call_id, call_id)

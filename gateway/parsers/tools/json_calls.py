@@ -1,9 +1,9 @@
 """Parsing of calls that are JSON objects: `{"name": ..., "arguments": {...}}`.
 
-Arguments are reported unchanged, character by character, with two exceptions. Control characters
-within strings, which small models do not escape, are escaped. Closing brackets that are missing
-before the closing tag are added. Brackets are counted, but the JSON is not validated: the module
-`arguments` handles arguments that are not a JSON object.
+Arguments are reported character by character, as the model writes them. Two mistakes of small
+models are corrected. Unescaped control characters in strings are escaped. Closing brackets that are
+missing before the closing tag are added. The parser only counts brackets, and does not validate the
+JSON. The module `arguments` checks if arguments are a JSON object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-# Known keys of a call.
+# Keys that a call may have.
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
 _CLOSING = {"{": "}", "[": "]"}
 # Matches a lone surrogate (half of a surrogate pair), which is not valid Unicode.
@@ -26,9 +26,9 @@ _REPLACEMENT = "\ufffd"
 class JsonToolParser(ToolParser):
     """Parser of calls that are JSON objects, with keys in any order and any whitespace.
 
-    An object that is not within tags is a call only if it has a name, arguments and no unknown key.
-    Other objects may be a JSON answer. Within tags, unknown keys are skipped, and missing arguments
-    are reported as `{}`.
+    If an object is not between tags, it is a call only if it has a name, arguments and no unknown
+    key. Any other object may be an answer in JSON. Between tags, each object with a name is a call:
+    unknown keys are skipped, and missing arguments are reported as `{}`.
     """
 
     def __init__(self, functions: Functions | None = None) -> None:
@@ -115,10 +115,10 @@ class JsonToolParser(ToolParser):
         self._events.arguments(arguments)
 
     def _early_arguments(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Parse arguments that cannot be streamed. Return them and the next character.
+        """Parse arguments that cannot be streamed. Return the arguments and the next character.
 
-        This applies to arguments before the name, to arguments that are JSON in a string, and to
-        null.
+        Arguments cannot be streamed if they come before the name, if they are JSON text in a
+        string, or if they are null.
         """
         if char == '"':
             text, char = yield from self._string(char)
@@ -143,7 +143,7 @@ class JsonToolParser(ToolParser):
         return _SURROGATE.sub(_REPLACEMENT, text), char
 
     def _value(self, char: str, sink: Callable[[str], object] | None = None) -> Step:
-        """Parse a JSON value and pass its text to `sink`."""
+        """Parse a JSON value. Pass its text to `sink`, unless `sink` is None."""
         if char == '"' or char in _CLOSING:
             return (yield from self._read_delimited(char, sink))
         empty = True
@@ -163,8 +163,8 @@ class JsonToolParser(ToolParser):
         quoted = escaped = False
         missing: list[str] = []
         while True:
-            # In JSON, `<` occurs only in strings. Here, `<` therefore begins the closing tag of a
-            # call in which closing brackets are missing.
+            # Outside of strings, JSON has no `<`. This `<` therefore begins a closing tag, and the
+            # model has omitted closing brackets before the tag.
             if char == "<" and not quoted:
                 if sink == self._events.arguments:
                     self._missing = "".join(reversed(missing))

@@ -1,6 +1,7 @@
 """Parser of tool calls of Mistral's models.
 
-The calls are a JSON list after a token. Since tokenizer v11, each call is a name and its arguments:
+The token `[TOOL_CALLS]` precedes the calls. Before tokenizer v11, a JSON list of calls follows
+the token. Since tokenizer v11, each call has its own token, its name and its arguments:
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
     [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}

@@ -1,9 +1,8 @@
 """Base class of the parsers of tool calls.
 
 A parser is a generator that receives one character per `send`. The result therefore does not depend
-on the sizes of the chunks in which the text arrives, and the code of a parser reads like a grammar.
-The argument of a parsing function (`Step`) is the first character of the text to parse, and its
-result is the first character after that text.
+on the sizes of the chunks in which the text arrives. A parsing method (type `Step`) is called with
+the first character of the text to parse. It returns the first character after that text.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ Functions = Mapping[str, Mapping[str, Any] | None]
 
 
 class NotACall(Exception):
-    """The text is not a tool call. `char` is the first character that cannot be part of a call.
+    """The text is not a tool call.
 
-    This character is not consumed yet.
+    `char` is the first character that cannot be part of a call. The caller must parse it again, as
+    the first character after the rejected text.
     """
 
     def __init__(self, char: str) -> None:
@@ -36,13 +36,13 @@ class ToolParser(ABC):
     Text that may be the beginning of a call is held back. If it is no call, it is reported
     unchanged as content. Whitespace between content and a call, and between calls, is dropped.
 
-    `markers` are the tokens by which calls are recognized. The detokenizer must output them even if
-    they are special tokens. `functions` are needed only for formats that do not show the type of a
-    value, so that the function's schema must be consulted.
+    `markers` are the tokens by which the parser recognizes calls. The detokenizer must output these
+    tokens even if they are special tokens. `functions` are the functions that the request offers.
+    Only formats that do not show the type of an argument need the functions' schemas.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    # True if calls are written within tags. After a tag and a name, the text is certainly a call.
+    # True if calls are written between tags. A tag and a name then suffice to recognize a call.
     tagged: ClassVar[bool] = True
 
     def __init__(self, functions: Functions | None = None) -> None:
@@ -69,10 +69,12 @@ class ToolParser(ABC):
         return self._events.take()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Return the events of held-back text. An incomplete call stays incomplete.
+        """End the text. Return the events of text that was held back.
 
-        `cut` is True if a limit or a stop string ended the text. The markup of a call without
-        arguments is then dropped. If the model ended the text, such markup is content.
+        `cut` is True if a token limit or a stop string ended the text, and False if the model ended
+        it. If the held-back text is the beginning of a call, it is dropped if `cut` is True.
+        Otherwise, it is reported as content. A call whose arguments have started remains
+        incomplete.
         """
         self._machine.close()
         held = "".join(self._held)
@@ -81,14 +83,14 @@ class ToolParser(ABC):
         return self._events.take()
 
     def _begins_call(self, held: str) -> bool:
-        """Return True if the held text can only be the beginning of a call."""
+        """Return True if the held-back text can only be the beginning of a call, not content."""
         if not self._undecided:
             return False
         named = self.tagged and self._name is not None
         return named or held.lstrip().startswith(self._opening_tags())
 
     def _opening_tags(self) -> tuple[str, ...]:
-        """Return the tags that always begin a call, never content."""
+        """Return the tags that always begin a call and never occur in content."""
         return self.markers
 
     @abstractmethod
@@ -131,10 +133,10 @@ class ToolParser(ABC):
             return no.char
 
     def _text(self, char: str, tags: tuple[str, ...]) -> Step:
-        """Report content until one of the tags is complete. Return that tag.
+        """Report content until one of the tags has been read completely. Return this tag.
 
-        The tag and the whitespace before it are then held. The first character of a tag must not
-        occur again in any of the tags.
+        The tag and the whitespace before the tag are then held back. The first character of a tag
+        must not occur again in any of the tags.
         """
         first = {tag[0] for tag in tags}
         partial = ""
@@ -159,7 +161,7 @@ class ToolParser(ABC):
             char = yield
 
     def _gap(self, char: str) -> Step:
-        """Hold whitespace, which is content only if more content follows."""
+        """Hold back whitespace, because it is content only if more content follows."""
         while char.isspace():
             self._held.append(char)
             char = yield

@@ -2,10 +2,10 @@
 
     [get_weather(city="Paris", days=3), get_time()]
 
-The list is at the beginning of the output, or after one of the format's tokens. Values are
+The list is at the beginning of the output, or after one of the tokens in `markers`. Values are
 converted to JSON while they are parsed, and are never evaluated as Python. A value that is not a
-Python literal becomes a string, because the templates of these models show unquoted values in their
-examples, such as `[get_weather(city=Paris)]`.
+Python literal becomes a string. The chat templates of these models have such values without quotes
+in their examples, such as `[get_weather(city=Paris)]`.
 
 Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
 """
@@ -25,8 +25,8 @@ _START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|
 class PythonicToolParser(ToolParser):
     """Parser of lists of Python-like calls.
 
-    The start of a call is reported at its first keyword, or at the closing parenthesis if the call
-    has no arguments. Arguments are streamed.
+    A call is reported as soon as the name of its first argument has been read, or the closing
+    parenthesis if there are no arguments. The values of arguments are streamed.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
@@ -96,10 +96,10 @@ class PythonicToolParser(ToolParser):
         return (yield)
 
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
-        """Parse a name of letters, digits and the characters `others`.
+        """Parse the name of a function or parameter. Return the name and the next character.
 
-        Names of functions and parameters may contain characters that Python names cannot. Return
-        the name and the next character; the name is empty if it begins with a digit.
+        A name consists of letters, digits and the characters in `others`. It may therefore contain
+        characters that Python's names cannot. The returned name is "" if it begins with a digit.
         """
         letters: list[str] = []
         while char.isalnum() or char in others:

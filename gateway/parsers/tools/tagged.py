@@ -80,7 +80,7 @@ class TaggedForm:
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
-        """Tags that may be special tokens of a tokenizer."""
+        """All tags of the format that may be special tokens of a tokenizer."""
         tags = [*self.openings, *self.closings]
         if self.name is not None:
             tags += [self.name.before, self.name.after]
@@ -90,7 +90,7 @@ class TaggedForm:
 
     @cached_property
     def value_ends(self) -> ValueEnds:
-        """Recognizer of the ends of values. Use this only if `parameters` is not None."""
+        """Recognizer of the tags that end a value. Use this only if `parameters` is not None."""
         assert self.parameters is not None
         opening, closing = self.parameters.key[0], self.parameters.value[1]
         lines = self.parameters.lines
@@ -101,16 +101,19 @@ class TaggedForm:
 
 
 class TaggedToolParser(JsonToolParser):
-    """Parser of the calls of one format. `functions` are used only for the types of parameters."""
+    """Parser of the calls of one format.
+
+    Only formats with `parameters` use the request's `functions`, for the types of parameters.
+    """
 
     def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The current value, and text after it that may be the tags that end the value.
+        # The current value, and held-back text after it that may be an ending of the value.
         self._open_value: _Value | None = None
         self._tail = ""
-        # The opening tag of the next call, if the search for a value's end has consumed this tag.
+        # The opening tag of the next call, if it was read together with the end of the last value.
         self._next_call = ""
         super().__init__()
 
@@ -181,7 +184,7 @@ class TaggedToolParser(JsonToolParser):
         return char
 
     def _read_name(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Parse the name with the text around it; return the name and the next character."""
+        """Parse a name with the text around it. Return the name and the next character."""
         if tag != form.opening:
             char = yield from self._space(char)
             yield from self._tag(char, (form.opening,))
@@ -231,8 +234,9 @@ class TaggedToolParser(JsonToolParser):
     def finish(self, *, cut: bool = False) -> list[Event]:
         """End the text. Return the events of text that was held back.
 
-        If the model ended the text after a complete value, the call is completed. If the text was
-        cut there (`cut`), the call stays incomplete, because more parameters might have followed.
+        The text may end after a complete value without the tag that ends the call. The call is then
+        complete if the model ended the text. If a limit or a stop string ended the text (`cut`),
+        the call is incomplete, because the model might have written more parameters.
         """
         value, self._open_value = self._open_value, None
         if value is not None:
@@ -256,9 +260,9 @@ class TaggedToolParser(JsonToolParser):
         return "".join(key[: -len(end)]).strip()
 
     def _read_typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
-        """Parse a value and report its JSON. Return the text (tags) that ends the value.
+        """Parse a value and report it as JSON. Return the ending: the tags after the value.
 
-        A string is reported while it is generated, any other value at its end.
+        A string is reported while it is generated. Any other value is reported at its end.
         """
         value = self._open_value = _Value(types, self._events.arguments)
         ends = self._form.value_ends
@@ -301,9 +305,10 @@ class TaggedToolParser(JsonToolParser):
 
 
 class _Value:
-    """Value of one parameter. A string is passed to `sink` while it is generated.
+    """Value of one parameter. The value is passed to `sink` as JSON.
 
-    Any other value is passed to `sink` at its end, because only then its type is known.
+    If the parameter's type is string, the text is passed on while it is generated. Any other value
+    is passed on at its end, because its type is known only then.
     """
 
     def __init__(self, types: frozenset[str], sink: Sink) -> None:

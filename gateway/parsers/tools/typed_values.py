@@ -1,10 +1,12 @@
 """Conversion of the text of an argument (between tags) to JSON, by the types in a JSON schema.
 
-The rules are those of vLLM's parsers. If the schema's type is string, the value is a string with
-the unchanged text. Otherwise, valid JSON is used as it is, and any other text becomes a string.
-`True`, `False` and `None` are accepted, too. If the schema asks for an array or an object, Python
-lists and dictionaries are also accepted, because templates write the arguments of earlier calls in
-this way.
+The rules are those of vLLM's parsers:
+
+- If the schema allows only strings, the value is a string with the unchanged text.
+- Otherwise, valid JSON is used as it is. `True`, `False` and `None` are accepted, too.
+- If the schema allows an array or an object, Python lists and dictionaries are also accepted. Chat
+  templates write the arguments of earlier calls in this way.
+- Any other text becomes a string.
 """
 
 from __future__ import annotations
@@ -21,17 +23,18 @@ from gateway.parsers.tools.parser import NotACall
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Maximum number of subschemas to examine, and maximum number of their values and types. The number
-# is limited because this code runs on the event loop.
+# Maximum number of subschemas to examine, and maximum number of `type` and `enum` entries to read.
+# The numbers are limited because this code runs on the event loop.
 _MAX_ITEMS = 1000
-# Maximum number of steps in a reference; no request body is nested more deeply.
+# Maximum number of path components in a `$ref`; no request body is nested more deeply.
 _MAX_REFERENCE_STEPS = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 # Maximum length of text that is parsed as Python, which takes up to 12 ms on the event loop. Longer
 # text becomes a string.
 _MAX_LITERAL_CHARS = 16 * 1024
-# Matches the text of a Python literal: strings, brackets, separators, constants and numbers. Text
-# with other words is an expression. No character is matched twice, so matching takes linear time.
+# Matches the text of a Python literal: strings, brackets, separators, constants and numbers. A text
+# with other words is not a literal but an expression. No character is matched twice, so matching
+# takes linear time.
 _LITERAL = re.compile(
     r"(?:'(?:[^'\\]|\\.)*+'"
     r'|"(?:[^"\\]|\\.)*+"'
@@ -52,7 +55,10 @@ _TYPES: Mapping[type, frozenset[str]] = {
 
 
 def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
-    """Return the JSON types that a schema allows for the parameter `name`. Empty if unknown."""
+    """Return the JSON types that a schema allows for the parameter `name`.
+
+    The result is empty if the types are unknown.
+    """
     properties = (parameters or {}).get("properties")
     todo: list[Any] = [properties.get(name)] if isinstance(properties, Mapping) else []
     parts, values = _BoundedItems(), _BoundedItems()
@@ -77,7 +83,10 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value from its text. `types` are the allowed types; empty allows all."""
+    """Return the JSON of a value from its text.
+
+    `types` are the JSON types that the schema allows; an empty set allows all types.
+    """
     source = text.strip()
     source = _PYTHON.get(source, source)
     try:
@@ -116,20 +125,23 @@ def _container(source: str) -> str:
 
 
 class _BoundedItems:
-    """Limiter of the total number of items taken from several lists to `_MAX_ITEMS`."""
+    """Limit of `_MAX_ITEMS` on the total number of items that are read from several lists."""
 
     def __init__(self) -> None:
         self._left = _MAX_ITEMS
 
     def of(self, value: Any) -> list[Any]:
-        """Return the items of a list up to the remaining limit. Any other value is one item."""
+        """Return the items of a list, at most as many as the limit still allows.
+
+        A value that is not a list counts as one item.
+        """
         found = (value if isinstance(value, list) else [value])[: self._left]
         self._left -= len(found)
         return found
 
 
 def _resolve_reference(root: Any, reference: Any) -> Any:
-    """Return the target of a reference within the schema `root`. Return None if there is none."""
+    """Return the part of the schema `root` to which a `$ref` points; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for part in reference[2:].split("/", _MAX_REFERENCE_STEPS):

@@ -1,14 +1,18 @@
 """Detection of the end of an argument's value between tags.
 
 The text of a value may contain the same tags as the format. A closing tag therefore ends a value
-only if the next parameter or the end of the call follows, after optional white space. Until then,
-the tag is held back. Models sometimes omit closing tags. A value therefore also ends:
+only if the next parameter or the end of the call follows the tag, after optional white space. Until
+then, the tag is held back.
 
-- before the tag of the next parameter at the beginning of a line, in formats with line breaks
-  around values;
-- in the same formats, before all tags that end a call, at the beginning of a line; if the next call
-  follows, one of these tags suffices;
-- before a closing tag, or before the tags that end a call, at the end of the response.
+Models sometimes omit closing tags. In formats with line breaks around values, a value therefore
+also ends at a line break if one of these follows:
+
+- the tag of the next parameter;
+- all tags that end a call;
+- one of the tags that end a call, and then the tag of the next call.
+
+At the end of the response, a value also ends before a closing tag, or before the tags that end a
+call.
 """
 
 from __future__ import annotations
@@ -22,7 +26,11 @@ _SPACE = rf"[ \t\n\r]{{0,{_MAX_SPACE_CHARS}}}"
 
 
 class _Part(NamedTuple):
-    """Element of an ending, as two patterns: of the complete element, and of its prefixes."""
+    """Two regular expressions for a part of an ending, such as a tag.
+
+    The first expression matches the complete part. The second expression matches each beginning of
+    the part.
+    """
 
     full: str
     begun: str
@@ -31,7 +39,8 @@ class _Part(NamedTuple):
 class ValueEnds:
     """Recognizer of the endings of values, for one format of calls.
 
-    An ending is text after a value that proves that the value has ended: mostly tags.
+    An ending is the text after a value that shows that the value has ended. It consists of tags,
+    and of white space between them.
 
     Args:
         closing: the tag that closes a value.
@@ -65,15 +74,15 @@ class ValueEnds:
         )
 
     def may_begin(self, text: str) -> bool:
-        """Return True if the text is an ending, or may become an ending."""
+        """Return True if the text is an ending, or the beginning of an ending."""
         return self._begun.fullmatch(text) is not None
 
     def is_ending(self, text: str) -> bool:
-        """Return True if the text is an ending, independent of the text after it."""
+        """Return True if the text is an ending, even if more text follows."""
         return self._ended.fullmatch(text) is not None
 
     def is_last(self, text: str) -> bool:
-        """Return True if the text is an ending when no more text follows."""
+        """Return True if the text is an ending at the end of the response."""
         return self._at_end.fullmatch(text) is not None
 
     def next_call(self, ending: str) -> str:
@@ -81,9 +90,10 @@ class ValueEnds:
         return next((tag for tag in self._calls if ending.endswith(tag)), "")
 
     def split(self, text: str) -> tuple[str, str]:
-        """Split text that is not an ending.
+        """Split a text that began like an ending, but is no ending.
 
-        Return the part that belongs to the value, and the rest, which may begin an ending.
+        Return the part that belongs to the value, and the rest, which may be the beginning of an
+        ending.
         """
         for start in range(1, len(text)):
             if text[start] in self.first and self.may_begin(text[start:]):

@@ -1,10 +1,10 @@
-"""Copies of all issued keys: in this process, on disk, and in Redis.
+"""Synchronisation of the issued API keys between this process' memory, the disk and Redis.
 
 If Redis is configured, a process accepts no issued key before it has read Redis once: another
-gateway may have revoked a key, and the copy on disk may not show this yet. After the first read,
+gateway may have revoked a key, and this disk may not have the revocation yet. After the first read,
 the process accepts issued keys even while Redis is down. It also creates a marker file in the
-folder of the gateway's workers. A worker that starts later finds the marker, and trusts the copy on
-disk without reading Redis.
+folder of the gateway's workers. A worker that starts later finds the marker, and accepts the keys
+on the disk without reading Redis.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class KeyCopies:
     does not answer, and OSError if the disk fails.
 
     Attributes:
-        records: all known records, by id.
-        trusted: True if `records` may be used to accept keys.
+        records: the records of all keys that this process knows, by id.
+        trusted: True if the keys in `records` may be accepted. The module's docstring describes
+            when this is safe.
     """
 
     def __init__(self, disk: KeyDisk, shared: SharedKeys | None, workers: Path | None) -> None:
-        """Start without records.
+        """Create the object without reading any keys; `poll` reads them.
 
         Args:
             disk: the copy on disk.
@@ -43,9 +44,9 @@ class KeyCopies:
         self._shared = shared
         self._mark = None if workers is None else workers / "keys-are-known"
         self._joined_at: tuple[bytes | None, Stamp] | None = None
-        """Revision of Redis and stamp of the disk at the last join of all copies.
+        """Values of `SharedKeys.revision` and `KeyDisk.stamp` when all copies were last joined.
 
-        Set to None to force a join at the next poll.
+        `poll` joins the copies again if one of these values has changed, or if this is None.
         """
         self._joined_disk_at: Stamp = _NEVER
         self.records: Records = {}
@@ -60,9 +61,9 @@ class KeyCopies:
             self._shared.close()
 
     def poll(self) -> None:
-        """Join all copies if the keys in Redis or on disk may have changed.
+        """Make all copies equal again if the keys in Redis or on disk may have changed.
 
-        If Redis is down, join only the copies of this process and the disk, and raise
+        If Redis is down, join only the keys of this process and of the disk, and raise
         KeysUnavailable.
         """
         stamp = self._disk.stamp()
@@ -110,7 +111,7 @@ class KeyCopies:
             ) from None
 
     def uses(self) -> Uses:
-        """Return the last use of each key, as stored in Redis and on disk."""
+        """Return the time at which each key was last used, as stored in Redis and on disk."""
         shared: Uses = {}
         if self._shared is not None:
             with contextlib.suppress(KeysUnavailable):
@@ -118,9 +119,9 @@ class KeyCopies:
         return merge_uses(self._disk.uses(), shared)
 
     def put_uses(self, new: Uses) -> None:
-        """Store the last uses of keys in Redis, then on disk.
+        """Store the times at which keys were last used, first in Redis, then on disk.
 
-        Redis comes first, so that other gateways see the uses even if this disk fails.
+        Redis comes first, so that other gateways get these times even if this disk fails.
         """
         if self._shared is not None:
             self._shared.put_uses(new)
@@ -129,10 +130,11 @@ class KeyCopies:
             self._disk.put_uses({key: when for key, when in known.items() if key in self.records})
 
     def _join(self, shared: SharedKeys | None, *new: KeyRecord) -> None:
-        """Join the records of this process, the disk, `shared` and `new`, and write all of them.
+        """Join all records, and write the result to this process' memory, the disk and Redis.
 
-        If `shared` is None, Redis is neither read nor written. If the disk fails, the records of
-        Redis are added to this process before OSError is raised.
+        The records come from this process, the disk, Redis (`shared`) and `new`. If `shared` is
+        None, Redis is neither read nor written. If the disk fails, add the records of Redis to this
+        process, and then raise OSError.
         """
         known: Records = join_records(self.records, new)
         with contextlib.suppress(OSError), self._disk.lock():
@@ -156,8 +158,8 @@ class KeyCopies:
                 self._disk.put(self.records)
             self._joined_disk_at = self._disk.stamp()
         if shared is self._shared:
-            # After a write to Redis, force another join at the next poll. If Redis has lost the
-            # write, that join repeats the write.
+            # If records were written to Redis, join the copies again at the next poll. If Redis has
+            # lost the records meanwhile, the next poll writes them again.
             self._joined_at = None if missing else (revision, self._joined_disk_at)
 
     def _mark_trusted(self) -> None:
@@ -170,8 +172,8 @@ class KeyCopies:
 def _is_missing(record: KeyRecord, found: SharedKeysSnapshot) -> bool:
     """Return True if the record must be written to Redis.
 
-    An invalid value in Redis may come from a newer release of the gateway. Only the record of a
-    revoked key may replace it.
+    Redis may have an invalid value for the key. The value may come from a newer release of the
+    gateway, so only the record of a revoked key replaces it.
     """
     there = found.records.get(record.id)
     if record.revoked is not None:

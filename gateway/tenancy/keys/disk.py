@@ -20,9 +20,9 @@ from lora_store.disk import lock_file, write_durably
 log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int] | None
-"""Inode, size and modification time of ``keys.json``; None if the file is missing or unreadable.
+"""Inode, size and modification time in ns of ``keys.json``; None if the file cannot be read.
 
-The stamp changes whenever the file is replaced.
+Callers poll this stamp to detect that another process has replaced the file.
 """
 
 

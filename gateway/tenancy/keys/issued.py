@@ -1,4 +1,4 @@
-"""API keys that were created over the API ("issued keys"), with an asynchronous interface."""
+"""Asynchronous access to the API keys that admins created over the API ("issued keys")."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _USES_INTERVAL_S = 60.0
 class IssuedKeys:
     """Store of the issued keys. After each change, the keys are passed to `access`.
 
-    Use this as an async context manager, and run `follow` in a task inside the context. Methods
-    raise KeysUnavailable if Redis or the disk fails.
+    Use an instance as an async context manager. While the context is open, `follow` must run in a
+    task. Methods raise KeysUnavailable if Redis or the disk fails.
     """
 
     def __init__(self, copies: KeyCopies, access: Access) -> None:
@@ -47,7 +47,10 @@ class IssuedKeys:
         self._copies.close()
 
     async def follow(self) -> None:
-        """Apply changes that other processes make, within a second. Runs until cancelled."""
+        """Poll for keys that other processes have created or revoked. Run until cancelled.
+
+        A change is applied within a second.
+        """
         told = time.monotonic()
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -66,7 +69,7 @@ class IssuedKeys:
 
     @property
     def disk_problem(self) -> str:
-        """See `KeyDisk.problem`."""
+        """Error text while a corrupt file ``keys.broken`` exists on the disk, else ""."""
         return self._copies.disk_problem
 
     @property
@@ -89,11 +92,16 @@ class IssuedKeys:
         return merge_uses(await self._run(self._copies.uses), self._access.uses)
 
     async def add(self, record: KeyRecord) -> None:
-        """Add a key, which is valid here at once, and in other processes within a second."""
+        """Add a key. It is valid in this process at once, and in all others within a second."""
         await self._run(partial(self._copies.add, record))
 
     async def revoke(self, key_id: str) -> None:
-        """See `KeyCopies.revoke`."""
+        """Revoke a key. Do nothing if the key is revoked already.
+
+        Raises:
+            KeyNotFound: the id is unknown.
+            KeysUnavailable: Redis or the disk fails; `KeyCopies.revoke` describes the consequences.
+        """
         await self._run(partial(self._copies.revoke, key_id, int(time.time())))
 
     async def _poll(self) -> None:

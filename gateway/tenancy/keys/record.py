@@ -1,8 +1,9 @@
 """Record of an API key that was created over the API: its hash, its tenant, and its expiry.
 
-A record changes at most once: when its key is revoked, which is final. If two copies of a record
-differ, the revoked copy wins. All copies therefore become equal, independent of the order in which
-they are joined, and an old copy never makes a revoked key valid again.
+A record changes at most once: when its key is revoked. A revoked key never becomes valid again. If
+the memory of a process, a disk and Redis have different copies of a record, the revoked copy wins.
+The copies therefore become equal, in any order in which they are joined, and an old copy cannot
+make a revoked key valid again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class KeyRecord(BaseModel):
 
     @property
     def id(self) -> str:
-        """Public id, derived from the key's hash. An admin can compute the id of a leaked key."""
+        """Public id of the key, derived from the key's hash.
+
+        An admin who finds a leaked key can therefore compute its id, and revoke the key.
+        """
         return key_id(self.hash)
 
 
@@ -95,8 +99,9 @@ def key_id(key_hash: str) -> str:
 def join_records(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
     """Return the records of `known` and `others` in one dict, by id.
 
-    If both have a record of the same key, the record in `known` wins, unless only the record in
-    `others` is revoked. Other differences are ignored, because no gateway changes other fields.
+    If both have a record of the same key, the revoked record is returned. If both or neither are
+    revoked, the record in `known` is returned; their other fields are equal, because no gateway
+    changes them.
     """
     result = dict(known)
     for record in others:
@@ -130,7 +135,10 @@ def dump_all(records: Records) -> bytes:
 
 
 def parse_records(raw: bytes) -> dict[str, KeyRecord]:
-    """Parse records that `dump_all` returned. Raise ValueError as `parse_record` does."""
+    """Parse the JSON that `dump_all` returned, and return the records by id.
+
+    Raise ValueError if a record is invalid. The error's text does not quote `raw`.
+    """
     try:
         return {record.id: record for record in _LIST.validate_json(raw)}
     except ValidationError as error:
@@ -138,7 +146,10 @@ def parse_records(raw: bytes) -> dict[str, KeyRecord]:
 
 
 def parse_uses(raw: bytes) -> Uses:
-    """Parse the JSON of the last uses of keys. Raise ValueError if it is invalid."""
+    """Parse a JSON object that maps ids of keys to the times of their last use.
+
+    Raise ValueError if the JSON is invalid.
+    """
     return _USES.validate_json(raw, strict=True)
 
 

@@ -38,12 +38,12 @@ redis.call('HSET', KEYS[1], '@revision', ARGV[1])
 
 
 class SharedKeysSnapshot(NamedTuple):
-    """Issued keys in Redis at one time.
+    """All issued keys that Redis has at one time.
 
     Attributes:
-        revision: value of ``@revision``; None if Redis has none.
-        records: valid records by id.
-        unread: ids whose values are not valid records.
+        revision: value of ``@revision``; None if Redis has no keys.
+        records: the records of the keys, by id.
+        unread: ids of keys whose value in Redis is not a valid record.
     """
 
     revision: bytes | None
@@ -101,7 +101,7 @@ class SharedKeys:
     def put(self, records: Sequence[KeyRecord]) -> None:
         """Store records, in atomic batches of 256.
 
-        The record of a valid key never replaces an existing record; see `_PUT`.
+        The record of a valid key never replaces an existing record, which may be revoked.
         """
         with self._client() as shared, write_verified(shared) as client:
             for start in range(0, len(records), _RECORDS_AT_ONCE):
@@ -112,7 +112,10 @@ class SharedKeys:
                 client.eval(_PUT, 1, KEYS, *arguments)
 
     def uses(self) -> Uses:
-        """Return the last use of each key. Invalid values are omitted without a warning."""
+        """Return the time at which each key was last used, by the key's id.
+
+        Invalid values are omitted without a warning.
+        """
         with self._client() as client:
             found = read_hash(client, USED, _RECORDS_AT_ONCE)
         return {

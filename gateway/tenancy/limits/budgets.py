@@ -17,14 +17,14 @@ _WARN_AT = 0.8
 
 
 class BudgetReport(NamedTuple):
-    """Usage of a tenant's budget in Redis, after a call of the Lua script `script.lua`.
+    """Usage of a tenant's budget in Redis, as returned by a call of the Lua script `script.lua`.
 
     Attributes:
         tenant: the tenant's name.
-        name: the budget: tokens per day or per month.
-        limit: maximum number of tokens in the period.
-        used: number of tokens used in the period.
-        counted: number of tokens that this call has added to `used`.
+        name: the budget: `tokens_per_day` or `tokens_per_month`.
+        limit: maximum number of tokens in the day or month.
+        used: number of tokens that all gateways have used in this day or month.
+        counted: number of tokens that the call has added to `used`.
         reset_ms: milliseconds until the period ends.
     """
 
@@ -39,21 +39,24 @@ class BudgetReport(NamedTuple):
 class BudgetUsage:
     """Last known usage of each tenant's budgets. Can be read from any thread.
 
-    Within a period, usage only grows, so each process knows a lower bound: the usage at its own
-    last call to Redis. The process with the most recent call knows the exact usage. The maximum
-    over all processes is therefore exact.
+    A process knows the usage at its own last call to Redis. Other processes may have used tokens
+    since then, so the present usage may be higher. Within a day or month, usage only grows. The
+    highest usage that any process knows is therefore the latest one.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, LimitName], tuple[int, float]] = {}
-        """Used tokens and the end of the period in seconds of `time.monotonic`, by budget."""
+        """Used tokens, and the time at which the day or month ends, by tenant and budget.
+
+        The time is in seconds of `time.monotonic`.
+        """
         self._nearly_used: dict[str, tuple[str, float]] = {}
 
     def update(self, report: BudgetReport) -> None:
-        """Store a report. Log a warning if its call raised the usage above 80 % of the limit.
+        """Store a report of Redis. Log a warning if the usage has just exceeded 80 % of the limit.
 
-        Among the calls of all gateways, only one per period raises the usage above 80 %. The
-        warning is therefore logged once per period.
+        Only one call among the calls of all gateways raises the usage above 80 %, so only one
+        gateway logs the warning, once per day or month.
         """
         tenant, name, limit, used, counted, reset_ms = report
         ends = time.monotonic() + reset_ms / 1000

@@ -1,8 +1,9 @@
-"""Thread that runs the Lua script of the limits in Redis, one pipeline of calls at a time.
+"""Thread that runs the Lua script `script.lua`, which counts tenants' limits in Redis.
 
-Many calls share a round trip to Redis. Timeouts are measured in this thread, so a busy event loop
-is never mistaken for a slow Redis. In a Redis cluster, all keys of a tenant are on one server. If
-any server of the cluster fails, Redis is considered down for all tenants.
+The thread sends many calls of the script in one pipeline, so that they share one round trip. It
+measures the timeouts itself, so a busy event loop is never mistaken for a slow Redis. In a Redis
+cluster, all keys of a tenant are on one server. If any server of the cluster fails, Redis is
+considered down for all tenants.
 
 See decision 090 in docs/decisions.
 """
@@ -35,21 +36,25 @@ _RECONNECT_INTERVAL_S = 1.0
 _MAX_BATCH_CALLS = 64
 _FLUSH_S = 2.0
 
-# Redis error codes that mean a problem of the server, not of the key. `is_unavailable` has others.
+# Redis error codes that mean a problem of the server, not of the key in the command. These codes
+# are in addition to the codes that `is_unavailable` recognizes.
 _CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
 # Tenant name for test calls. Names of real tenants never begin with a dot.
 _PROBE = ".probe"
 
 Answer = tuple[ScriptCall, "list[int] | None"]
-"""A call of the script, and the numbers that the script returned.
+"""A call of the script, and the list of integers that the script has returned.
 
-The numbers are None if Redis did not execute the call, or if the result is unknown.
+The list is None if the call has failed: Redis may or may not have executed it.
 """
 
 
 class ScriptCaller:
-    """Thread that calls the script. Calls come from an event loop, and answers return to it."""
+    """Thread that calls the script.
+
+    Code on an event loop submits the calls. Callbacks on the same event loop get the answers.
+    """
 
     def __init__(
         self,
@@ -92,14 +97,17 @@ class ScriptCaller:
         self._closing = threading.Event()
         self._sha = ""
         self.epoch = 0
-        """Number of lost connections. After each of them, Redis may have lost its data."""
+        """Number of times that the connection to Redis was lost.
+
+        Each time, Redis may have been restarted without its data.
+        """
 
     @property
     def up(self) -> bool:
-        """True while Redis answers in time.
+        """True while Redis is connected and answers in time.
 
-        False after a request has waited for Redis until its timeout, until the next answer arrives.
-        Meanwhile, further requests need not wait for Redis.
+        The value becomes False when a request has waited for Redis until its timeout. It becomes
+        True again with the next answer of Redis. While it is False, other requests do not wait.
         """
         return self._is_connected and not self._is_late
 
@@ -119,15 +127,16 @@ class ScriptCaller:
             log.warning("Redis does not answer; limits are not shared yet")
 
     async def close(self) -> None:
-        """Send the submitted calls to Redis, and end the thread. Waits up to two seconds."""
+        """Send the submitted calls to Redis, and end the thread. Wait for at most two seconds."""
         self._closing.set()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, _FLUSH_S)
 
     def submit(self, call: ScriptCall) -> bool:
-        """Hand a call to the thread. Return False, and drop the call, while Redis is down.
+        """Submit a call, which the thread will send to Redis. Return True if it was accepted.
 
-        Each accepted call gets an answer through `on_answers`: None if Redis fails.
+        While Redis is down, calls are not accepted. `on_answers` is called with the answer to each
+        accepted call; the answer is None if Redis fails.
         """
         with self._lock:
             if self._is_connected:
@@ -135,7 +144,7 @@ class ScriptCaller:
             return self._is_connected
 
     def set_late(self, is_late: bool) -> None:
-        """Record that Redis has missed a request's timeout (True), or that it answers (False)."""
+        """Set `is_late`: True if Redis has not answered a request in time, False if it answers."""
         if is_late != self._is_late:
             with self._lock:
                 was_up, self._is_late = self.up, is_late
@@ -203,10 +212,10 @@ class ScriptCaller:
         return True
 
     def _next_batch(self) -> tuple[list[ScriptCall], bool]:
-        """Wait for calls. Return at most 64 calls, and True if no more calls will follow.
+        """Wait for submitted calls. Return at most 64 calls, and True if the thread must end.
 
-        Return an empty list if no call arrives within `ROLE_CHECK_S` seconds. The caller then
-        checks the role of the Redis server.
+        Return an empty list if no call is submitted within `ROLE_CHECK_S` seconds, so that the
+        thread checks if the Redis server is still the primary.
         """
         batch: list[ScriptCall] = []
         try:
@@ -223,12 +232,13 @@ class ScriptCaller:
     def _run(self, client: Any, calls: Sequence[ScriptCall]) -> list[list[int] | None]:
         """Run calls in one round trip, and return the script's answers.
 
-        An answer is None if the call failed because of its key's value in Redis, or if the answer
-        is invalid. Any other error of a call is raised.
+        An answer is None if the script has returned an invalid answer, or has failed because of an
+        invalid value in the tenant's key. Any other error of a call is raised.
         """
         results, lost = self._run_pipelines(client, calls), errors().NoScriptError
         if any(isinstance(result, lost) for result in results):
-            # Redis has lost the script, so these calls had no effect. Load it, and repeat them.
+            # Redis has lost the script, so these calls had no effect. Load the script again, and
+            # repeat the calls.
             self._sha = client.script_load(script.SCRIPT)
             again = [i for i, result in enumerate(results) if isinstance(result, lost)]
             renewed = self._run_pipelines(client, [calls[i] for i in again])
@@ -269,8 +279,8 @@ class ScriptCaller:
                 pipeline.execute_command(*commands[i])
             answers = pipeline.execute(raise_on_error=False)
             for i, answer in zip(indices, answers, strict=True):
-                # If the key has moved to another server, the call had no effect. Repeat it with the
-                # cluster's client, which finds the key's server.
+                # If the key has moved to another server of the cluster, the call had no effect.
+                # Repeat the call with the cluster's client, which follows the redirection.
                 moved = isinstance(answer, errors().AskError)
                 results[i] = _redirect(client, commands[i]) if moved else answer
         return results
@@ -278,7 +288,8 @@ class ScriptCaller:
     def _disconnect(self, batch: Sequence[ScriptCall]) -> None:
         """Mark Redis as down, and answer the calls of `batch` and all queued calls with None.
 
-        The new epoch invalidates all units that Redis has granted to this process in advance.
+        Redis may have lost its record of the units (requests, tokens, slots) that it has granted to
+        this process in advance. `epoch` is therefore increased, so that these units are not used.
         """
         with self._lock:
             self.epoch += 1

@@ -1,7 +1,8 @@
-"""Recent demand of a tenant's requests in this process for units of its limits.
+"""Estimate of how many units of its limits a tenant will use next in this process.
 
-A unit is a request, a token or a concurrent request. A process asks Redis for blocks of units in
-advance. The demand of the last ticks (periods of equal length) gives the size of the next block.
+The units are requests, tokens and slots (concurrent requests). To save calls, a process reserves
+several units in Redis at once, before requests need them: a block. The size of the next block
+depends on the units that requests took in the last ticks: periods of `lease.TICK_S` seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import NamedTuple
 
 _RECENT_TICKS = 4
 _MIN_REQUESTS = 4
-"""Minimum number of recent requests for which a block is requested in advance.
+"""Number of recent requests from which on a process reserves blocks.
 
-A block is also at least large enough for this number of requests.
+A block has at least as many units as this number of average requests.
 """
 
 
@@ -24,7 +25,10 @@ class _Tick(NamedTuple):
 
 
 class UnitDemand:
-    """Statistics of the units of one type that requests took and gave back in the last ticks."""
+    """Statistics of one tenant's use of requests, tokens or slots in the last ticks.
+
+    Each instance counts one of these three units: how many of them requests took and gave back.
+    """
 
     __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
 
@@ -32,7 +36,7 @@ class UnitDemand:
         self._recent: deque[_Tick] = deque([_Tick(0, 0, 0)] * _RECENT_TICKS)
         self._level = self._low = self._high = 0
         self._requests = self._units = 0
-        """Requests, and units that they took, in the recent ticks and the present tick."""
+        """Number of requests in the last ticks and the present tick, and of units they took."""
         self._tick = 0, 0
         """Values of `_requests` and `_units` at the start of the present tick."""
 
@@ -64,7 +68,10 @@ class UnitDemand:
 
     @property
     def wish(self) -> int:
-        """Number of units to have in reserve for the next tick; 0 if requests are rare."""
+        """Number of units that this process should reserve for the next tick.
+
+        The number is 0 if requests are rare, so that reserving units would not save calls.
+        """
         if self._requests < _MIN_REQUESTS:
             return 0
         rise = max([self._high - self._low, *[tick.rise for tick in self._recent]])

@@ -1,10 +1,13 @@
-"""Lease of one tenant: units that Redis has granted to this process in advance.
+"""Lease: a part of a tenant's limits that Redis has granted to this process in advance.
 
-The units of limits are requests, tokens and slots (concurrent requests). Redis counts granted units
-as used until the process reports how many were really used, or until the lease expires. Granted
-units that no request has taken yet are "spare". A request that fits into the spare units is
-admitted without a call to Redis. The sliding windows in Redis count the request in the second of
-the report, which may be later than the request, but never earlier.
+The units of limits are requests, tokens and slots (concurrent requests). Redis grants several units
+to a process at once, and counts them as used. The process then admits requests without calling
+Redis, as long as they need no more than the granted units. Granted units that no request has taken
+yet are "spare". The process regularly reports to Redis how many units were really used. If a
+process dies, its lease expires, and Redis counts its units as used at that time.
+
+The sliding windows in Redis count a request in the second of the report. This may be later than the
+request, but never earlier.
 
 See decision 089 in docs/decisions.
 """
@@ -36,9 +39,9 @@ _RENEW_INTERVAL_S = 5.0
 _MAX_REPORT_DELAY_S = 1.0
 """Maximum time in seconds until a request that was admitted without Redis is reported to Redis."""
 _MAX_REFUSAL_AGE_S = 1.0
-"""Maximum time in seconds for which a refusal is repeated without asking Redis.
+"""Seconds for which equal requests are refused without asking Redis after Redis has refused one.
 
-The time is short because Redis may lose its counts meanwhile, and would then admit the request.
+The time is short because Redis may lose its data meanwhile, and would then admit the requests.
 """
 
 
@@ -47,26 +50,28 @@ def _units(request: LimitRequest) -> tuple[int, int, int]:
 
 
 class Lease:
-    """Units of one tenant that this process may use, and the reports to Redis about them.
+    """Units of one tenant's limits that this process may use without asking Redis.
 
-    Not thread-safe. At most one call to Redis may be in flight.
+    The caller sends the calls that `call` returns to Redis, and passes the answers to `apply`. Only
+    one call of a lease may be in flight at a time. Not thread-safe.
 
     Attributes:
         in_flight: True while the last call has no answer.
         called_at: time of the last call, in seconds of the clock.
-        is_urgent: True if the next call should be sent at once: other gateways may wait for the
-            units that the call gives back.
+        is_urgent: True if the next call should be sent at once, because other gateways may wait for
+            the units that it gives back.
     """
 
     def __init__(
         self, tenant: str, clock: Callable[[], float], epoch: Callable[[], int] = lambda: 0
     ) -> None:
-        """Start without units.
+        """Create a lease that has no units yet.
 
         Args:
             tenant: the tenant's name.
             clock: returns the monotonic time in seconds.
-            epoch: returns a number that changes when Redis may have lost the record of this lease.
+            epoch: returns a number that changes when Redis may have lost its data, and with them
+                the units that it has granted.
         """
         self.tenant = tenant
         self.in_flight = False
@@ -79,7 +84,7 @@ class Lease:
         self._limits: dict[LimitName, int] = {}
         self._budgets: Mapping[LimitName, int] = {}
         self._known_budgets: Mapping[LimitName, int] | None = None
-        """Budgets of the last `spend`. All of them are in `_budgets`."""
+        """`budgets` of the last `Spending`, which `spend` has already added to `_budgets`."""
         self._spare, self._shares = [0, 0, 0], [0, 0, 0]
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]
@@ -127,7 +132,8 @@ class Lease:
     def build_refusal(self, request: LimitRequest, grant: Grant) -> Decision:
         """Return the decision for a request that Redis has refused.
 
-        A refusal that remains correct for some time is stored, and `decide` repeats it.
+        If Redis would also refuse an equal request within the next second, the decision is stored,
+        and `decide` returns it for such requests.
         """
         quotas: dict[str, Quota] = {}
         for name, unit, is_budget in units_of_request(request).limits:
@@ -137,8 +143,9 @@ class Lease:
             else:
                 quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
-        # Store only refusals by requests_per_minute. Requests are never given back, so this limit
-        # remains exhausted for `wait_ms` unless a gateway has spare requests.
+        # Store only refusals by requests_per_minute. Unlike tokens and slots, used requests are
+        # never given back. Unless a gateway has spare requests, this limit therefore remains
+        # exhausted for `wait_ms`.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
             self._refusal = request, decision
         return decision
@@ -165,8 +172,8 @@ class Lease:
             freed[TOKENS] = max(0, released - still_held - used)
         self._held[SLOTS] -= slots
         now = self._clock()
-        # Keep freed units in this process only if the usage is far below all limits. Near a limit,
-        # give them back to Redis, which may grant them to other gateways.
+        # Keep the freed units in this process only if the usage is far below all limits. Otherwise
+        # give them back to Redis, because other gateways may need them.
         may_reuse = self._is_covered(now) and self._is_calm
         for unit in (TOKENS, SLOTS):
             self._demands[unit].give_back(freed[unit])
@@ -189,19 +196,22 @@ class Lease:
         self._schedule_report(self._clock() + _RENEW_INTERVAL_S)
 
     def _schedule_report(self, due_at: float) -> None:
-        """Record that Redis must get a report by `due_at`."""
+        """Set the time by which the next report must be sent to Redis to `due_at` at the latest."""
         self._due_at = min(self._due_at, due_at) if self._changed else due_at
         self._changed = True
 
     def _update_calm(self) -> None:
-        """Set `_is_calm`: True if usage is so low that no gateway needs to wait for units."""
+        """Set `_is_calm`: True if the limits are so far from exhausted that no gateway must wait.
+
+        In this case, each process may have enough spare units for four average requests.
+        """
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
-        """Return True while the lease is valid: Redis counts its spare units as used.
+        """Return True while the lease is valid, so that Redis counts its spare units as used.
 
-        Otherwise drop the spare units and return False.
+        If the lease has expired or Redis may have lost it, drop the spare units and return False.
         """
         if now < self._valid_until and self._epoch == self._now_epoch():
             return True
@@ -210,7 +220,11 @@ class Lease:
 
     @property
     def has_surplus(self) -> bool:
-        """True if this process has more spare units than it needs while other gateways may wait."""
+        """True if this process should give spare units back to Redis.
+
+        The usage is then near a limit, and this process has more spare units than it needs or may
+        have.
+        """
         if self._is_calm:
             return False
         bounds = zip(self._spare, self._demands, self._shares, strict=True)
@@ -218,7 +232,7 @@ class Lease:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing must be reported to Redis, and this process holds no units."""
+        """True if this process holds no units of the tenant and has no usage to report to Redis."""
         return not (self._changed or self.in_flight or any(self._held) or any(self._spare))
 
     def tick(self) -> bool:
@@ -237,7 +251,7 @@ class Lease:
         self._schedule_report(0.0)
 
     def restate(self) -> None:
-        """Make a report to Redis due now. Called when Redis may have lost its data."""
+        """Make the next report to Redis due now. Call this when Redis may have lost its data."""
         self._schedule_report(0.0)
 
     def call(
@@ -247,15 +261,14 @@ class Lease:
         *,
         is_last: bool = False,
     ) -> ScriptCall:
-        """Return the next call to Redis, which reports usage and asks for units.
-
-        Until Redis answers the call, only requests that fit into the spare units are admitted.
+        """Return the next call of the Redis script, which reports usage and asks for units.
 
         Args:
-            head: the first waiting request, which the script admits or refuses; None if no request
-                waits.
-            queued: further waiting requests, for which the script grants units if it can.
-            is_last: True to give up all spare units, because the process ends.
+            head: the first request that waits for Redis. The script decides if this request gets
+                its units. None if no request waits.
+            queued: the other waiting requests. The script also grants units for them, if the limits
+                allow it.
+            is_last: True to give back all spare units, because the process ends.
         """
         wished = [0 if is_last else demand.wish for demand in self._demands]
         now = self._clock()
@@ -299,16 +312,20 @@ class Lease:
         )
 
     def _learn_limits(self, request: LimitRequest) -> None:
-        """Store a request's limits. They replace all stored limits that count the same units."""
+        """Store the limits of a request, which may have changed with the configuration.
+
+        They replace all stored limits that count the same units (requests, tokens or slots).
+        """
         taken = units_of_request(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}
         self._limits = {**request.limits, **others}
         self._budgets = {**self._budgets, **request.budgets}
 
     def apply(self, call: ScriptCall, grant: Grant) -> None:
-        """Add the units that Redis has granted in the answer to a call.
+        """Add the units that Redis has granted in its answer to a call.
 
-        An answer to a call of an earlier epoch is ignored, because Redis may have lost the grant.
+        If the connection to Redis was lost since the call was made, ignore the answer, because
+        Redis may have lost its record of these units.
         """
         self.in_flight = False
         if call.epoch != self._now_epoch():

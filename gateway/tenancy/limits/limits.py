@@ -1,4 +1,7 @@
-"""Counting of the tenants' limits, in Redis or in this process, and errors for refused requests."""
+"""Tenants' limits: counts requests in Redis or in this process, and refuses requests with errors.
+
+All other code of the gateway counts requests through the class `Limits`.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from gateway.tenancy.limits.reservation import CountedRequest, Reservation
 class Limits:
     """Counter of all tenants' limits.
 
-    Usage is counted in Redis. While Redis is down, `when_redis_is_away` in the configuration
-    decides for each limit: count in this process, refuse requests, or ignore the limit. If no Redis
-    is configured, all usage is counted in this process.
+    Usage is counted in Redis. While Redis is down, the field `when_redis_is_away` of the
+    configuration file decides for each limit: this process counts alone, refuses the requests, or
+    ignores the limit. If no Redis is configured, all usage is counted in this process.
     """
 
     def __init__(
@@ -34,12 +37,12 @@ class Limits:
         standings: BudgetUsage | None = None,
         on_alone: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start with nothing counted by this process.
+        """Create the counter.
 
         Args:
             shared: the limits in Redis; None without Redis.
-            on_refused: called with the tenant and the limit of each refused request.
-            standings: usage of budgets, as reported by `shared`.
+            on_refused: called with the tenant and the exceeded limit for each refused request.
+            standings: usage of the tenants' budgets, as Redis reports it to `shared`.
             on_alone: called for each request that is not counted in Redis because Redis is down.
         """
         self._shared = shared
@@ -51,16 +54,16 @@ class Limits:
         self._last_quotas: dict[
             str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]
         ] = {}
-        """Quotas of the last request and its time, by tenant and by the names of its limits.
+        """Usage of limits at a tenant's last request, by tenant and by names of the limits.
 
-        The time is in seconds of `time.monotonic`.
+        The second member of each pair is the time of that request in seconds of `time.monotonic`.
         """
 
     def report(self, tenant: str) -> dict[LimitName, Quota]:
-        """Return the usage of a tenant's limits, as of its last request at this process.
+        """Return the usage of a tenant's limits at the tenant's last request to this process.
 
-        Usage of a period that has ended since then is reported as 0. The usage of a tenant is never
-        dropped; the number of tenants is bounded by the configuration.
+        If the period of a limit has ended since then, its usage is reported as 0. The usage is
+        stored for all tenants; their number is bounded by the configuration.
         """
         now = time.monotonic()
         known: dict[LimitName, Quota] = {}
@@ -82,7 +85,7 @@ class Limits:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """See `BudgetUsage.nearly_used`."""
+        """Warning texts for budgets that are at least 80 % used, by ``TENANT BUDGET``."""
         return self._standings.nearly_used
 
     def update(self, configuration: Configuration) -> None:
@@ -91,7 +94,8 @@ class Limits:
     async def count(self, tenant: Tenant | None, slots: int) -> Reservation:
         """Count a request in the tenant's limits, before the request's body is read.
 
-        The returned reservation holds `slots` concurrent requests.
+        The request takes `slots` slots of `concurrent_requests`. The returned reservation holds
+        them until it is closed.
 
         Raises:
             RateLimited: a limit is reached.
@@ -132,7 +136,8 @@ class Limits:
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Count used tokens in the tenant's budgets.
 
-        While Redis is down, the tokens are stored and counted once Redis is up again.
+        While Redis is down, this process stores the number of tokens, and reports it to Redis once
+        Redis is available again.
         """
         if self._shared is not None and (budgets := tenant.budgets):
             self._shared.spend(Spending(tenant.name, budgets, tokens))
@@ -145,12 +150,12 @@ class Limits:
         return _build_refusal(taken.request, taken.decision, limit, quotas)
 
     def _refuse_by_budget(self, request: LimitRequest) -> Decision | None:
-        """Refuse a request that exceeds a budget according to the last report of Redis.
+        """Refuse a request if it exceeds a budget according to the last report of Redis.
 
-        Return None if the request fits all budgets, or if their usage is unknown. Called when Redis
-        has not answered in time; without this check, a tenant could exceed its budget whenever
-        Redis is slow. An old report suffices, because the usage of a budget only grows within a
-        period.
+        `take` calls this when Redis has not answered in time. Without this check, a tenant could
+        exceed its budget whenever Redis is slow. Return None if the request fits into all budgets,
+        or if their usage is unknown. An old report suffices to refuse a request, because the usage
+        of a budget only grows within its day or month.
         """
         for name, limit in request.budgets.items():
             standing = self._standings.used_and_reset(request.tenant, name)
@@ -161,9 +166,10 @@ class Limits:
         return None
 
     def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
-        """Return a copy of the request with only the limits to count locally while Redis is down.
+        """Return a copy of the request with only the limits that this process counts without Redis.
 
-        Raise LimitsUnavailable if the configuration refuses requests with one of its limits.
+        While Redis is down, the configured policy of a limit may be "refuse". Raise
+        LimitsUnavailable if the request has such a limit.
         """
         local_limits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
@@ -186,8 +192,9 @@ def _build_refusal(
     if wait_ms == NEVER:
         message = f"Request too large for the limit of {facts}."
         return RateLimited(message, limit=refused, wait_ms=None, quotas=quotas)
-    # Report an exhausted budget only if the used tokens and this request exceed it. Otherwise the
-    # budget is full only with tokens that running requests have reserved, and may soon give back.
+    # Report the budget as exhausted only if the tokens that were really used leave too little for
+    # this request. Otherwise running requests have reserved the missing tokens, and may give them
+    # back soon.
     if LIMITS[refused].budget and quota.used + requested > quota.limit:
         again = datetime.fromtimestamp((decision.now_ms + wait_ms) // 1000, UTC)
         used = f"limit {quota.limit}, used {quota.used}, requested {requested}"

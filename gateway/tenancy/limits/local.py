@@ -1,8 +1,8 @@
 """Limits counted by this process alone, with the same arithmetic as in Redis (`script.lua`).
 
-A limit per minute has a sliding window that moves by full seconds: amounts counted in second s
-expire when second s + 61 begins. The limit is therefore never exceeded in any 60 seconds. (A token
-bucket would admit twice the limit in its first minute.)
+A limit per minute has a sliding window that moves by full seconds: what was counted in second `s`
+expires when second `s + 61` begins. A tenant can therefore not exceed the limit in any 60 seconds.
+A token bucket, by contrast, would admit twice the limit in its first minute.
 
 See decision 088 in docs/decisions.
 """
@@ -26,16 +26,20 @@ from gateway.tenancy.limits.request import (
 
 
 class Window:
-    """Sliding window of one minute: the amount that was counted in each of the last seconds.
+    """Sliding window of one minute: the requests or tokens counted in each of the last seconds.
 
-    A second is an integer: the clock's time in seconds, rounded down.
+    A second is an integer: the clock's time in seconds, rounded down. An amount is a number of
+    requests or tokens. It expires after one minute.
     """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def total(self, second: int) -> int:
-        """Return the sum of the amounts that have not expired in `second`. Drop expired ones."""
+        """Return the number of requests or tokens that have not expired in `second`.
+
+        Also remove the expired ones from memory.
+        """
         for old in [at for at in self._counts if at < second - WINDOW_S]:
             del self._counts[old]
         return sum(self._counts.values())
@@ -44,9 +48,10 @@ class Window:
         self._counts[second] = self._counts.get(second, 0) + amount
 
     def wait_ms(self, now_ms: int, excess: int) -> int:
-        """Return the milliseconds until amounts of at least `excess` in total have expired.
+        """Return the milliseconds until at least `excess` requests or tokens have expired.
 
-        Return BUSY_WAIT_MS if all amounts together are less than `excess`.
+        Return BUSY_WAIT_MS if the window has fewer than `excess` requests or tokens: running
+        requests must then give back reserved tokens, at an unknown time.
         """
         if excess <= 0:
             return 0
@@ -57,7 +62,7 @@ class Window:
         return BUSY_WAIT_MS
 
     def reset_ms(self, now_ms: int) -> int:
-        """Return the milliseconds until all amounts have expired."""
+        """Return the milliseconds until all counted requests or tokens have expired."""
         return _expiry_ms(max(self._counts)) - now_ms if self._counts else 0
 
 
@@ -81,7 +86,7 @@ class LocalLimits:
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
-        """Start with nothing counted. `clock_ms` returns the monotonic time in milliseconds."""
+        """Create an empty counter. `clock_ms` returns the monotonic time in milliseconds."""
         self._clock_ms = clock_ms
         self._tenants: defaultdict[str, _Counts] = defaultdict(_Counts)
 
@@ -126,7 +131,7 @@ class LocalLimits:
             counts.windows["requests_per_minute"].add(second, request.requests)
 
     def settle(self, settlement: Settlement) -> None:
-        """Count the used tokens in the present second, and release the other units."""
+        """Count a request's used tokens now, and give back its unused tokens and its slots."""
         request, released, used, still_held, slots = settlement
         counts = self._tenants[request.tenant]
         counts.tokens += still_held - released

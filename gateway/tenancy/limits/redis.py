@@ -1,10 +1,12 @@
 """Limits counted in Redis, shared by all workers and gateways.
 
 Each tenant has a Redis key ``limits:{<tenant>}``, and a tenant with budgets also has a key
-``budgets:{<tenant>}``. `script.lua` describes the values of these keys. A request that fits into
-the tenant's spare units (see `lease`) is admitted without a call to Redis. All other requests wait
-for a call. Each tenant has at most one call in flight; requests that arrive meanwhile share the
-next call.
+``budgets:{<tenant>}``. `script.lua` describes the values of these keys.
+
+Redis grants some units (requests, tokens and slots) of a tenant's limits to this process in
+advance; `lease` describes this. A request that needs no more than these spare units is admitted
+without a call to Redis. All other requests wait for a call. Each tenant has at most one call in
+flight; requests that arrive meanwhile share the next call.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 0.25
 _LATE_LOG_INTERVAL_S = 60.0
 _MAX_QUEUED_REQUESTS = 64
-"""Maximum number of further waiting requests for which one call asks for units."""
+"""Maximum number of waiting requests, besides the first, for which one call asks for units."""
 
-# Seconds for which a request is retried before it is refused, if it would be admitted with the
-# spare units of other gateways. Within this time, other gateways give back unneeded spare units.
+# A limit may be exhausted only because other gateways have spare units. A request is then retried
+# for this many seconds before it is refused. Within this time, other gateways give back the spare
+# units that they do not need.
 _RETURN_WAIT_S = TICK_S + 0.15
 _RETURN_POLL_INTERVAL_S = 0.05
 
@@ -50,9 +53,9 @@ class _Pending:
 
     Attributes:
         request: the request.
-        answer: the decision; None if Redis fails.
-        refusal: the refusal that the request gets unless other gateways give units back in time;
-            None until Redis has refused the request.
+        answer: future for the decision; its result is None if Redis fails.
+        refusal: the decision of Redis if it has refused the request, but other gateways may still
+            give units back; else None. The request gets this decision if they do not.
         until: time at which the request is refused even if other gateways may still give units
             back, in seconds of the event loop's clock.
     """
@@ -74,7 +77,7 @@ class _Pending:
 
 
 class _Account:
-    """A tenant's lease and its waiting requests."""
+    """The lease of a tenant, and the tenant's requests that wait for a call to Redis."""
 
     __slots__ = ("is_polling", "lease", "waiting")
 
@@ -109,8 +112,8 @@ class SharedLimits:
         Raises:
             ValueError: the URL is invalid.
         """
-        # Wait longer than one read takes: a request may have to wait for an earlier batch of calls,
-        # for redirections in a cluster, or for a slow proxy.
+        # A request may have to wait for an earlier batch of calls, for redirections in a cluster,
+        # or for a slow proxy. Its timeout is therefore longer than the timeout of one read.
         self._max_wait_s = 2 * timeout_s
         self._on_budget = on_budget
         self._caller = ScriptCaller(
@@ -124,7 +127,7 @@ class SharedLimits:
         self._log_late_at = 0.0
         self._accounts: dict[str, _Account] = {}
         self._active: set[_Account] = set()
-        """Accounts that hold units, or that have usage to report to Redis."""
+        """Accounts of tenants that hold units, or whose usage must be reported to Redis."""
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
@@ -133,7 +136,7 @@ class SharedLimits:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Give up all spare units and report all usage to Redis. Waits up to two seconds."""
+        """Give back all spare units and report all usage to Redis. Wait for at most two seconds."""
         self._ticks.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticks
@@ -179,9 +182,9 @@ class SharedLimits:
     async def _wait(self, account: _Account, pending: _Pending) -> None:
         """Wait until the request is admitted or refused, or until a call to Redis takes too long.
 
-        The timeout applies to each call, not to the request. A request may wait for many calls,
-        because each refusal of a different request needs its own call. Such a long wait does not
-        mean that Redis is slow, so it must not make this process count without Redis.
+        The timeout applies to each call, not to the request. One call refuses only one request and
+        the requests that equal it. A request behind many different requests may therefore wait for
+        many calls. This does not mean that Redis is slow, so it must not end in a timeout.
         """
         lease, left_s = account.lease, self._max_wait_s
         while left_s > 0:
@@ -194,17 +197,19 @@ class SharedLimits:
             left_s = self._max_wait_s - waited_s
 
     def settle(self, settlement: Settlement) -> None:
-        """Give units back. Returns at once; the tenant's next call reports them to Redis."""
+        """Give back units that a request has taken. Return without waiting for Redis.
+
+        The tenant's next call reports the change to Redis.
+        """
         account = self._account(settlement.request.tenant)
         account.lease.settle(settlement)
         if account.lease.is_urgent:
             self._submit_call(account)
 
     def spend(self, spending: Spending) -> None:
-        """Count used tokens in budgets. Returns at once.
+        """Count used tokens in the tenant's budgets. Return without waiting for Redis.
 
-        The tenant's calls to Redis report the tokens repeatedly, until an answer confirms that
-        Redis has counted them.
+        Each call of the tenant reports the total, so that no tokens are lost if a call fails.
         """
         self._account(spending.tenant).lease.spend(spending)
 
@@ -225,10 +230,10 @@ class SharedLimits:
             self.settle(Settlement(request, released=tokens, slots=slots))
 
     def _submit_call(self, account: _Account) -> None:
-        """Submit a call for the waiting requests. If no request waits, the call reports usage only.
+        """Submit a call for the tenant's waiting requests. If none waits, it reports usage only.
 
-        Does nothing while a call of the tenant is in flight, or while a refused request waits for
-        its retry.
+        Do nothing while a call of the tenant is in flight, or while a timer runs that will ask
+        Redis again about a refused request.
         """
         lease, waiting = account.lease, account.waiting
         while waiting and waiting[0].answer.done():
@@ -280,14 +285,14 @@ class SharedLimits:
     ) -> None:
         """Refuse the first waiting request, and the equal requests directly behind it.
 
-        If other gateways may give back enough units, the requests are retried for a short time
-        before they are refused.
+        If `may_return` is True, ask Redis again for a short time before refusing the requests.
 
         Args:
             account: the tenant's account.
-            request: the refused request.
-            refusal: the decision.
-            may_return: True if spare units of other gateways would admit the request.
+            request: the request that Redis has refused.
+            refusal: the decision that the refused requests get.
+            may_return: True if Redis would admit the request if other gateways gave back their
+                spare units.
         """
         waiting, now = account.waiting, self._loop.time()
         same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)
@@ -307,7 +312,10 @@ class SharedLimits:
         self._submit_call(account)
 
     async def _tick(self) -> None:
-        """Report usage, and return unneeded spare units. Runs until cancelled."""
+        """Report usage to Redis, and give back spare units that are not needed.
+
+        Run until cancelled.
+        """
         while True:
             await asyncio.sleep(TICK_S)
             try:
@@ -321,10 +329,10 @@ class SharedLimits:
                 log.exception("what was used of limits could not be reported")
 
     def _restate(self) -> None:
-        """Report the state of all accounts to Redis after a new connection.
+        """Report the usage of all tenants to Redis. Called after each new connection.
 
-        The reports correct the counts in Redis, which may have lost its data or may still count
-        units of requests that have ended.
+        The counts in Redis may be wrong: Redis may have lost its data, or may still count units of
+        requests that have ended meanwhile. The reports correct them.
         """
         for account in self._active:
             account.lease.restate()

@@ -1,4 +1,4 @@
-"""Types for counting limits locally or in Redis: requests, decisions, settlements."""
+"""Arguments and results of the two counters of limits: `LocalLimits` and `SharedLimits` (Redis)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, 
 UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _NO_BUDGETS: Mapping[LimitName, int] = MappingProxyType({})
 BUSY_WAIT_MS = 1000
-"""Suggested wait before a retry if a request must wait for the end of another request."""
+"""Milliseconds after which a client may retry a request that other running requests block.
+
+The time at which those requests end is unknown, so this is only a suggestion.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,11 +44,12 @@ class LimitRequest:
 
 
 class RequestUnits(NamedTuple):
-    """Limits and units of a request.
+    """Limits that apply to a request, and the units that these limits count.
 
     Attributes:
-        limits: for each limit: the name, the unit, and True if the limit is a budget.
-        units: all units that the limits count.
+        limits: for each limit: its name, its unit, and True if the limit is a budget. The unit is
+            REQUESTS, TOKENS or SLOTS.
+        units: all units that occur in `limits`.
     """
 
     limits: tuple[tuple[LimitName, int, bool], ...]
@@ -63,7 +67,7 @@ def _units_of_limits(names: tuple[LimitName, ...]) -> RequestUnits:
 
 
 class Decision(NamedTuple):
-    """Decision of a counter: whether its limits admit a request.
+    """Decision to admit or refuse a request.
 
     Attributes:
         refused: name of the exceeded limit with the longest wait; None if the request is admitted.
@@ -79,14 +83,14 @@ class Decision(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """Change of the units that a request holds, at its end or while it runs.
+    """Change of the tokens and slots that a request holds, while the request runs or at its end.
 
-    A settlement splits `released` reserved tokens: `used` tokens now count as used, `still_held`
-    tokens remain reserved, and all other tokens are given back.
+    The tokens in `released` were reserved until now. Of these, `used` tokens are counted as used,
+    `still_held` tokens remain reserved, and the others are given back.
 
     Attributes:
-        request: the request that took the units.
-        released: number of reserved tokens to split.
+        request: the request for which the tokens and slots were taken.
+        released: number of tokens that were reserved until now.
         used: number of tokens that count as used from now on.
         still_held: number of tokens that remain reserved.
         slots: number of slots that the request gives back.
@@ -100,7 +104,7 @@ class Settlement(NamedTuple):
 
 
 class Spending(NamedTuple):
-    """Tokens to count as used in all `budgets` of a tenant."""
+    """Number of used tokens that must be added to all budgets of a tenant."""
 
     tenant: str
     budgets: Mapping[LimitName, int]

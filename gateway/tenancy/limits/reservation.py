@@ -18,8 +18,8 @@ from gateway.tenancy.limits.request import (
     units_of_request,
 )
 
-# Minimum number of used tokens to record at once. If a process dies, fewer unrecorded tokens than
-# this are lost per request.
+# Used tokens of a running request are recorded in steps of at least this size. If the process
+# crashes, fewer tokens than this are not counted per running request.
 _RECORD_STEP_TOKENS = 32
 
 
@@ -27,7 +27,7 @@ class LimitCounter(Protocol):
     """Counter of limits, in Redis or in this process."""
 
     def settle(self, settlement: Settlement) -> None:
-        """Give units back. Returns at once."""
+        """Count used tokens, and give back tokens and slots. Return without waiting for Redis."""
 
 
 class CountedRequest(NamedTuple):
@@ -48,7 +48,7 @@ class Ledger(Protocol):
         """
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
-        """Count used tokens in the tenant's budgets. Returns at once."""
+        """Count used tokens in the tenant's budgets. Return without waiting for Redis."""
 
     def build_refusal(
         self, taken: CountedRequest, limit: LimitName, quotas: Mapping[str, Quota]
@@ -65,14 +65,16 @@ class _ReservedTokens(NamedTuple):
 
 
 class Reservation:
-    """Slots and tokens that one request holds, as a context manager.
+    """Slots and tokens of a tenant's limits that one request holds, as a context manager.
 
-    Leaving the context gives the slots and tokens back, unless the reservation was detached.
-    `quotas` has the usage of the tenant's limits, by name, with this request counted.
+    At the end of the context, the slots and tokens are given back, unless `detach` was called.
+    `quotas` has the usage of the tenant's limits, by name of the limit. The usage includes this
+    request.
 
-    Reserved tokens count in the limits until they are recorded as used or given back. Used tokens
-    are recorded a few tokens after they were generated, and count from then on. If no response
-    exceeds its reservation, no limit is exceeded in any 60 seconds, and no budget is exceeded.
+    Reserved tokens count in the limits until they are recorded as used or given back. Tokens that
+    the engine generates are recorded as used in steps of at least 32. As long as no response
+    generates more tokens than were reserved for it, the tenant exceeds neither its budgets nor, in
+    any 60 seconds, its limits per minute.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -155,10 +157,10 @@ class Reservation:
         return sum([held.tokens for held in self._reserved]) - (used - self._recorded)
 
     def record_used(self, used: int) -> None:
-        """Record that the request has used `used` tokens in total. Call this regularly.
+        """Record that the request has used `used` tokens so far. Call this while the request runs.
 
-        Tokens used since the last call that recorded any now count as used; unused tokens remain
-        reserved. Does nothing while there are fewer than 32 new tokens.
+        Tokens that are not recorded yet are counted as used now; the unused tokens remain reserved.
+        Do nothing while fewer than 32 tokens are not recorded yet.
         """
         if self._reserved and used - self._recorded >= _RECORD_STEP_TOKENS:
             last, left = self._reserved[-1], max(0, self.remaining_tokens(used))
@@ -184,12 +186,12 @@ class Reservation:
         self._reserved.append(_ReservedTokens(taken.counter, taken.request, taken.request.tokens))
 
     def _release(self, used: int = 0, still_held: int = 0, slots: int = 0) -> None:
-        """Settle all reserved tokens, and record used tokens.
+        """Count some of the reserved tokens as used, and give the others back.
 
         Args:
             used: number of tokens that count as used from now on.
             still_held: number of tokens that remain reserved.
-            slots: number of slots to give back in the same settlement.
+            slots: number of slots to give back at the same time.
         """
         if used and self._tenant is not None:
             self._ledger.spend(self._tenant, used)

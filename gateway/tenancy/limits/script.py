@@ -1,4 +1,4 @@
-"""Arguments for the Redis script `script.lua`, and parsing of the script's answers."""
+"""Arguments and answers of the Redis script `script.lua`, which counts the tenants' limits."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ _DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCall:
-    """Call of the script: usage of one tenant in one gateway process, and a request to decide.
+    """Call of the script for one tenant.
+
+    The call reports the tenant's usage in this process, and asks the script to decide about a
+    request.
 
     Attributes:
         tenant: the tenant's name.
-        state: fields of the script's JSON argument that `Lease` sets.
+        state: fields of the script's JSON argument: the usage and demand that `Lease` has counted.
         limits: the tenant's limits, in the same order as in the answer.
         budgets: the tenant's budgets.
-        used: totals of used requests and tokens that the call reports.
-        spent: total of the budgets' used tokens that the call reports.
+        used: number of requests and number of tokens that this process has used in total.
+        spent: number of tokens that this process has used in total in the tenant's budgets.
         spare: spare units that the process may use while the call is in flight.
         head: the first waiting request, which the script admits or refuses; None if no request
             waits.
-        epoch: the lease's epoch at the call.
+        epoch: `ScriptCaller.epoch` when the call was made.
         sent_at: time at which `state` was read, in seconds of the lease's clock.
     """
 
@@ -78,9 +81,10 @@ class Grant:
         now_ms: time in milliseconds of Redis' clock.
         may_return: True if the request would be admitted if other gateways gave back their spare
             units.
-        granted: number of newly granted spare units for this process, by unit.
-        shares: maximum number of spare units for one process, by unit.
-        quotas: usage of the limits, with all granted units counted as used.
+        granted: numbers of requests, tokens and slots that this process gets as new spare units.
+        shares: maximum numbers of requests, tokens and slots that one process may have as spare
+            units.
+        quotas: usage of the limits. All units that were granted to processes count as used.
     """
 
     refused: LimitName | None
@@ -124,7 +128,10 @@ def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetRe
 
 
 def is_answer(call: ScriptCall, answer: object) -> bool:
-    """Return True if the script's answer has the expected count of numbers, and all in range."""
+    """Return True if the script's answer is valid: a list of integers of the right length.
+
+    All integers must also be in the range that the script can return.
+    """
     expected = _DECISION_NUMBERS + _UNIT_NUMBERS + _LIMIT_NUMBERS * len(call.limits)
     if call.budgets:
         expected += 1 + 2 * len(call.budgets)

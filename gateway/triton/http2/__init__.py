@@ -2,8 +2,9 @@
 
 Modules: `channel` manages the connections to one endpoint. `connection` is one HTTP/2 connection.
 `call` is one RPC. `uploads` sends long requests. `frames` and `headers` encode and decode the wire
-format. The library `hpack` decodes header blocks. The library `h2` is not used: it must see every
-DATA frame, which would be too slow, because DATA frames take most of the time.
+format. The library `hpack` decodes header blocks. The library `h2` is not used, because every DATA
+frame would have to pass through it. This would be too slow, because most of the time is spent on
+DATA frames.
 
 Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), gRPC over HTTP2 (PROTOCOL-HTTP2.md of grpc).
 

@@ -15,9 +15,9 @@ from gateway.triton.http2.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-# After a read of more bytes than this, reading pauses until the received messages are delivered.
-# Without the pause, uvloop could read 32 times in one iteration of the loop, and undelivered
-# messages of a fast server would fill the memory.
+# If one read returns more bytes than this, reading pauses until the received messages are
+# delivered. Without the pause, uvloop could read 32 times in one iteration of the loop. Messages of
+# a fast server would then fill the memory before they are delivered.
 _SMALL_READ_BYTES = 2**16
 # If a small read comes within this many seconds after the previous read, the next read is delayed
 # by `_GATHER_S` seconds.
@@ -33,9 +33,10 @@ _CLOSE_WITHIN_S = 1.0
 
 
 class BaseConnection(asyncio.Protocol):
-    """Reading, writing and closing of a connection. The subclass `Http2Connection` handles frames.
+    """Base class of `Http2Connection` that reads, writes and closes. The subclass handles frames.
 
-    `on_change` is called with the connection when `closed` is set and when `gone` is set.
+    `closed` becomes True when no more calls can be opened. `gone` is set when the TCP connection
+    has ended. The callback `on_change` gets the connection as its argument in both cases.
     """
 
     def __init__(self, on_change: Callable[[Any], None]) -> None:
@@ -99,8 +100,8 @@ class BaseConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        # Do not delay reads with TLS: uvloop reads during the pause nevertheless, and drops this
-        # data if the connection ends.
+        # Do not delay reads with TLS. uvloop would read during the delay nevertheless, and would
+        # drop the data if the connection ends.
         self._can_gather = transport.get_extra_info("ssl_object") is None
         self._transport.write(self._greeting())
 
@@ -139,12 +140,13 @@ class BaseConnection(asyncio.Protocol):
             self.close("internal error", Code.INTERNAL_ERROR)
 
     def _gather(self, size: int) -> None:
-        """Delay the next read, if this read of `size` bytes was small and soon after the last read.
+        """Delay the next read, so that it returns the tokens of several streams.
 
-        Called while many streams run, to read several tokens at once. Without the delay, each token
-        would need a poll, a read and a sleep of the process, which are a third of its CPU time. Do
-        not delay while a task waits for a message, such as the first message of a stream. Do not
-        delay while there are uploads either, because they need the server's window updates.
+        This method is called after a read of `size` bytes while many streams run. Without the
+        delay, each token would need a poll, a read and a sleep of the process, which are a third of
+        its CPU time per token. The read is delayed only if this read was small and came soon after
+        the previous read. There is no delay while a task waits for a message, such as the first
+        message of a stream, or during uploads, which need the server's window updates.
         """
         now = self._loop.time()
         often = now - self._read_at < _FREQUENT_READ_S
@@ -156,7 +158,7 @@ class BaseConnection(asyncio.Protocol):
             self._gathering = self._loop.call_later(_GATHER_S, self._resume_reading)
 
     def begin_wait(self) -> None:
-        """Count one more waiting task, and end a delay of the next read; see `StreamControl`."""
+        """Count one more task that waits for a message, and end a delay of the next read."""
         self._waits += 1
         self._deliveries.waits += 1
         self._stop_gathering()
@@ -176,7 +178,7 @@ class BaseConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pump(self) -> None:
-        """Write up to `_WRITE_BYTES` bytes of the uploads, and schedule the next call."""
+        """Write up to `_WRITE_BYTES` bytes of the uploads, and schedule a call for the rest."""
         if self._paused or self._pump_scheduled or self.closed or not self._uploads.has_ready():
             return
         self._transport.writelines(self._uploads.frames(_WRITE_BYTES))

@@ -11,12 +11,13 @@ from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
 from gateway.triton.transport import MAX_MESSAGE_BYTES, OnEnded
 
-# Flow-control window of a stream: number of bytes that the server may send before they are read.
-# Tokens need a few KB. Logits need a megabyte or more.
+# Flow-control window of a stream: number of bytes that the server may send before the reader has
+# read any of them. Tokens need a few KB. Logits need a megabyte or more.
 WINDOW = 2**20
 _LOW_WINDOW_BYTES = WINDOW // 2
 
-# gRPC's prefix of each message: one byte, which is 1 if the message is compressed, and the length.
+# gRPC's prefix of each message: one byte, which is 1 if the message is compressed, and the
+# message's length in bytes.
 PREFIX = struct.Struct(">BI")
 _PREFIX_BYTES = PREFIX.size
 
@@ -33,9 +34,9 @@ class StreamControl(Protocol):
         """Send RST_STREAM for the stream. No further messages of the stream are delivered."""
 
     def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
-        """Ignore further messages, and wait for the server to end the stream; see `OnEnded`.
+        """Ignore further messages of the stream, and let the server end the stream; see `OnEnded`.
 
-        After `ABANDON_GRACE_S` seconds, the stream is reset.
+        If the server does not end the stream within `ABANDON_GRACE_S` seconds, the stream is reset.
         """
 
     async def wait_sent(self, stream_id: int) -> None:
@@ -52,9 +53,10 @@ class StreamControl(Protocol):
 
 
 class RpcCall(Generic[T]):
-    """Implementation of `ResponseStream` over HTTP/2.
+    """An RPC over HTTP/2, with the methods of `ResponseStream` to read its responses.
 
-    Receiving a message takes no task switch with `feed`, and at most one with `read`.
+    `feed` passes messages to a callback without a task switch. `read` takes at most one task switch
+    for each message.
     """
 
     __slots__ = (
@@ -87,14 +89,14 @@ class RpcCall(Generic[T]):
         self._parse = parse
         self._messages: list[bytes] = []
         self._discarded = 0
-        # `_waiter` is the future for which the reader waits. While the reader waits in `feed`, the
-        # callback `_take` gets the messages. If `_take` returns False, the future's result is True.
+        # Future for which the reading task waits. If the task waits in `feed`, the callback `_take`
+        # gets the messages. When the callback returns False, the future gets the result True.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
         self._window = WINDOW
-        # Received payloads of an incomplete message. They are joined and parsed when they have
-        # `_needed` bytes.
+        # Received payloads of an incomplete message. They are joined and split into messages when
+        # they have `_needed` bytes together.
         self._chunks: list[bytes] = []
         self._held_bytes = 0
         self._needed = _PREFIX_BYTES
@@ -123,7 +125,8 @@ class RpcCall(Generic[T]):
                 return True  # the window is refilled at the next call
             if self._has_ended():
                 return False
-            # Wait here, not in another coroutine, which would take memory for each waiting stream.
+            # Await the future here, because a further coroutine would take memory for each waiting
+            # stream.
             try:
                 if await self._wait(take):
                     return True
@@ -215,11 +218,11 @@ class RpcCall(Generic[T]):
     def receive(
         self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
-        """Process the payload of a DATA frame, ``data[start:stop]``. Called once per token.
+        """Process the payload ``data[start:stop]`` of one DATA frame. Called once per token.
 
-        `is_complete` is True if the payload looks like exactly one message with its prefix. The
-        flag is ignored if the payload continues an incomplete message. `padding` is the number of
-        padding bytes, which count against the window, too.
+        `is_complete` is True if the payload has the length of one complete message with its prefix.
+        It is ignored if earlier payloads have left an incomplete message. `padding` is the number
+        of padding bytes of the frame, which count against the flow-control window, too.
         """
         self._window -= stop - start + padding
         if self._window < 0:
@@ -255,8 +258,8 @@ class RpcCall(Generic[T]):
         if self._held_bytes >= self._needed and not self._split():
             return
         if not self._messages and self._needed - self._held_bytes > self._window:
-            # Refill the window now: the message is longer than the window, so it cannot be read
-            # before the server has sent more.
+            # Let the server send more bytes now. The message is longer than the rest of the window,
+            # so it cannot be received completely, and not be read, before the window is refilled.
             self._refill()
 
     def _split(self) -> bool:
@@ -291,7 +294,7 @@ class RpcCall(Generic[T]):
         self._control.reset(self.stream_id, code)
 
     def _refill(self) -> None:
-        """Allow the server to send more bytes, because bytes were read."""
+        """Let the server send more bytes, if less than half of the flow-control window is left."""
         if self._window < _LOW_WINDOW_BYTES and self.status is None:
             self._control.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW

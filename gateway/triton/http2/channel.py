@@ -1,7 +1,7 @@
 """Pool of HTTP/2 connections to one Triton server.
 
-It opens as many connections as the server's limit of concurrent streams requires, and replaces lost
-ones.
+The pool opens a further connection when all connections have reached the server's limit of
+concurrent streams. It replaces lost connections.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Http2Transport:
             call = await self._call(path, [request], partial(RpcCall, parse=bytes), extra)
             try:
                 reply = await call.read()
-                # Read once more to get the status, which comes after the reply.
+                # Read once more, because the RPC's status comes after the response.
                 more = await call.read()
             except EngineUnavailable:
                 if call.status == Status.DEADLINE_EXCEEDED:
@@ -144,7 +144,8 @@ class Http2Transport:
     def _find_free_connection(self) -> Http2Connection | None:
         """Return the first connection on which a call can be opened. Return None if there is none.
 
-        Connections that were added under load then become idle again.
+        Calls therefore use the first connections, and connections that were added under load become
+        idle when the load decreases.
         """
         for connection in self._connections:
             if connection.can_open:
@@ -152,18 +153,18 @@ class Http2Transport:
         return None
 
     async def _connect(self) -> None:
-        """Open one more connection, or wait for an attempt that is in progress.
+        """Open one more connection, or wait for a connection attempt that is in progress.
 
-        Raise EngineUnreachable if the attempt fails. Also raise it at once during the pause that
-        follows a failed attempt. The first caller after the pause starts the next attempt. Until it
-        succeeds, other callers get the error at once.
+        Raise EngineUnreachable if the attempt fails. After a failed attempt, there is a pause in
+        which this error is raised at once. The first caller after the pause starts the next
+        attempt. While it is in progress, other callers still get the error at once.
         """
         if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise no_connection(self._why)
-            # Use an empty context: asyncio calls a connection's protocol in the context of the task
-            # that connected it. With this request's context, all log lines of the connection would
-            # have the request's id, and the request's data would remain in memory.
+            # Use an empty context. asyncio calls a connection's protocol in the context of the task
+            # that has opened the connection. With the context of this request, all log lines of the
+            # connection would have the request's id, and the request's data would remain in memory.
             self._dial_task = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise no_connection(self._why)

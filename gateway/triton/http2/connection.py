@@ -1,9 +1,10 @@
-"""HTTP/2 connection to Triton: handling of frames, and of the calls that the frames belong to.
+"""HTTP/2 connection to Triton: opens and ends calls, and passes received frames to them.
 
-Receiving a token from Triton takes 17 us of CPU time, compared to 36 to 40 us with grpc.aio (100
-streams with a token every 20 ms each, on one core). At full speed it takes 3 us, compared to 24 us
-(2 cores, `python -m bench.transport`). To be that fast, `_consume` and `RpcCall.receive` do all the
-work for a token. All other code runs at most once per request, and is written to be readable.
+`_consume` and `RpcCall.receive` do all the work for a token, so that a token takes little CPU time.
+With 100 streams and a token every 20 ms on each stream, a token takes 17 us on one core; with
+grpc.aio, it takes 36 to 40 us. At full speed on 2 cores, a token takes 3 us; with grpc.aio, it
+takes 24 us (`python -m bench.transport`). All other code runs at most once per request, and is
+written to be readable.
 
 The base class `BaseConnection` reads and writes the bytes.
 
@@ -31,14 +32,16 @@ from gateway.triton.transport import ABANDON_GRACE_S, MAX_ABANDONED, Message, On
 log = logging.getLogger(__name__)
 
 # Flow-control window of the connection: number of bytes that the server may send on all streams
-# before it gets a window update. The window is renewed when bytes arrive, even if they are not read
-# yet, because each stream's own window limits its unread bytes.
+# together before it gets a window update. The update is sent when bytes arrive, even if they are
+# not read yet, because the window of each stream limits its unread bytes.
 _CONNECTION_WINDOW = 2**25
 _LOW_WINDOW_BYTES = _CONNECTION_WINDOW // 2
-# Bytes that the server may send on an abandoned stream, such as the last tokens or some logits.
+# Number of bytes by which the window of an abandoned stream may be extended. The server may still
+# send its last tokens or some logits before it ends the stream.
 ABANDONED_ALLOWANCE_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
-# Minimum number of receiving streams at which reads are delayed to gather tokens (`_gather`).
+# Minimum number of streams with responses at which reads are delayed to receive several tokens at
+# once (see `_gather`).
 _MIN_STREAMS_TO_GATHER = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
@@ -50,21 +53,21 @@ _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
 _LONGEST_FRAME = frames.DEFAULT_MAX_FRAME
 _PREFIX_BYTES = PREFIX.size
-# A frame's head, followed by a gRPC message's prefix; most DATA frames start like this. Both are
-# unpacked in one step to save time.
+# Header of a frame, followed by the prefix of a gRPC message. Most DATA frames start with these
+# bytes. Both are unpacked in one step to save time.
 _BEGINNING = struct.Struct(_HEAD.format + PREFIX.format.removeprefix(">"))
 _BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
 class _AbandonedStream:
-    """A stream without a reader. It exists until the server ends it or `timer` resets it.
+    """A stream whose responses are no longer read, and which the server has not ended yet.
 
     Attributes:
         timer: timer that resets the stream.
         window: number of bytes that the server may send now.
-        ended: callback for the end of the stream.
-        allowance: number of bytes by which the window may be extended.
+        ended: called when the stream has ended or was reset; see `OnEnded`.
+        allowance: number of bytes by which the window may still be extended.
     """
 
     timer: asyncio.TimerHandle
@@ -130,8 +133,8 @@ class Http2Connection(BaseConnection):
         self._calls[stream_id] = call
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
         if self._uploads.fits(size):
-            # Send a short request at once, before queued uploads. It delays them by less than one
-            # of their own chunks.
+            # Send a request that fits into one frame at once, before queued uploads. It delays them
+            # only a little.
             self._uploads.window -= size
             data = _HEAD.pack(size << 8 | frames.DATA, frames.END_STREAM, stream_id)
             self._transport.write(b"".join((head, data, *message)))
@@ -162,9 +165,10 @@ class Http2Connection(BaseConnection):
             self._credit_abandoned(stream_id, left, 0)
 
     def _credit_abandoned(self, stream_id: int, left: _AbandonedStream, size: int) -> None:
-        """Count `size` bytes received on an abandoned stream, and extend its window if necessary.
+        """Subtract `size` received bytes from an abandoned stream's window, and extend it.
 
-        With a closed window, the server could not send its last bytes and could not end the stream.
+        The window is extended when less than half is left. If the window were used up, the server
+        could neither send its last bytes nor end the stream.
         """
         left.window -= size
         increment = min(WINDOW - left.window, left.allowance)
@@ -197,7 +201,7 @@ class Http2Connection(BaseConnection):
         del self._calls[call.stream_id]
         self._receiving.pop(call.stream_id, None)
         if self._uploads.drop(call.stream_id):
-            # Reset the stream, because the server has answered before the upload was complete.
+            # Reset the stream, because the server has ended it before the upload was complete.
             self._transport.write(frames.rst_stream(call.stream_id, Code.CANCEL))
         call.end(status, text)
         self._call_ended()

@@ -1,4 +1,4 @@
-"""Scheduling of received messages: when and in which order their readers get them.
+"""Delivery of received messages to their readers: when, and in which order.
 
 See decision 055 in docs/decisions.
 """
@@ -13,23 +13,25 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 # Maximum number of deliveries in one turn (iteration) of the event loop: normally, and while a task
-# waits for a message. With fewer deliveries, new requests would wait for a shorter time. But each
-# token would cost more CPU time: after the first token of a turn, the code and the kernel's data
-# are in the CPU's caches.
+# waits for a message. Lower numbers would shorten the wait of new requests, but each token would
+# take more CPU time. After the first token of a turn, the code and the kernel's data are in the
+# CPU's caches, so further tokens are cheaper.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# A queue that was not empty for this many seconds is late. Its deliveries then get `_LATE_SHARE`
-# times as much time as the rest of a turn, so that new requests do not starve running streams.
+# Seconds after which a queue that was never empty counts as late. A turn then spends `_LATE_SHARE`
+# times as much time on deliveries as on all other work, so that new requests do not starve running
+# streams.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
-# Upper bound in seconds for the measured rest of a turn. It limits the deliveries in one turn to
-# `_LATE_SHARE` times this.
+# Upper bound in seconds for the measured time of a turn's other work. It also limits the time for
+# deliveries in one turn, which is `_LATE_SHARE` times as long.
 _MAX_REST_S = 0.0025
-# Seconds for which messages are held while the gateway is overloaded. Several messages of a stream
-# are then written at once. At 50 tokens/s per stream, this saves a third of the CPU time per token.
+# Seconds for which messages are held back while the gateway is overloaded. Several messages of a
+# stream are then sent to the client at once. At 50 tokens/s per stream, this saves a third of the
+# CPU time per token.
 _HOLD_S = 0.04
-# Maximum number of large reads while messages are held. The next large read ends the hold, because
-# otherwise undelivered messages would fill the memory.
+# Maximum number of large reads while messages are held back. The next large read ends the hold.
+# Otherwise, undelivered messages would fill the memory.
 _READS_PER_HOLD = 8
 
 
@@ -59,13 +61,14 @@ class DeliveryQueue:
         self._due: deque[Receiver | _Callback] = deque()
         self._clock = clock
         self._filled_at = self._ran_at = 0.0
-        """Time since which the queue was never empty for long, and time of the last delivery."""
+        """Start of the time in which the queue was never empty for long; time of the last delivery.
+        """
         self._is_overloaded: Callable[[], bool] = lambda: False
         self._hold: asyncio.TimerHandle | None = None
         self._hold_reads = 0
 
     def gather_while(self, is_overloaded: Callable[[], bool]) -> None:
-        """Hold messages for `_HOLD_S` seconds while `is_overloaded` returns True.
+        """Hold messages back for `_HOLD_S` seconds at a time while `is_overloaded` returns True.
 
         Several messages of a stream are then delivered together.
         """
@@ -74,8 +77,8 @@ class DeliveryQueue:
     def add(self, calls: Sequence[Receiver]) -> None:
         """Deliver the messages of `calls` now if there are few calls, otherwise in later turns.
 
-        Later deliveries are made in the order in which they were added. Calls for which a task
-        waits in `read` are always delivered now. This is cheap, because it only wakes the task.
+        Later deliveries keep the order in which they were added. If tasks wait in `read`, their
+        calls are delivered now in any case. This is cheap, because it only wakes the task.
         """
         due = self._due
         holds = not due and self._is_overloaded()
@@ -90,7 +93,8 @@ class DeliveryQueue:
         if not due:
             now = self._clock()
             # Reset the times only after a long time without deliveries. After a short time, the
-            # queue may be empty only because a connection delays its read.
+            # queue may be empty only because a connection delays its next read. A late queue is
+            # then still late.
             if now - self._ran_at > _LATE_S:
                 self._filled_at = self._ran_at = now
             loop = asyncio.get_running_loop()
@@ -103,8 +107,8 @@ class DeliveryQueue:
     def call_after(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a later turn, after all deliveries that were added before.
 
-        While messages are held because of an overload, `callback` is called without waiting for
-        them. After `_READS_PER_HOLD` such calls, the hold ends.
+        While messages are held back because of an overload, `callback` is called in the next turn,
+        without waiting for these messages. After `_READS_PER_HOLD` such calls, the hold ends.
         """
         loop = asyncio.get_running_loop()
         if self._hold is not None:
@@ -121,7 +125,7 @@ class DeliveryQueue:
 
     @property
     def is_late(self) -> bool:
-        """True if messages arrived faster than they were delivered, for more than `_LATE_S` s."""
+        """True if deliveries have lagged behind received messages for more than `_LATE_S` s."""
         return self._ran_at - self._filled_at > _LATE_S > self._clock() - self._ran_at
 
     @property
@@ -157,5 +161,5 @@ _QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, DeliveryQueue] = WeakKeyDi
 
 
 def delivery_queue() -> DeliveryQueue:
-    """Return the delivery queue of the running event loop. All its connections share the queue."""
+    """Return the delivery queue of the running event loop, which its connections share."""
     return _QUEUES.setdefault(asyncio.get_running_loop(), DeliveryQueue())

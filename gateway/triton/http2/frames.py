@@ -8,8 +8,8 @@ from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-# Head of a frame: length (24 bits) and type (8 bits) as one number, the flags (8 bits), and the
-# stream id with its reserved bit (32 bits).
+# Header of a frame: the payload's length (24 bits) and the frame type (8 bits) as one number, the
+# flags (8 bits), and the stream id with its reserved bit (32 bits).
 HEAD = struct.Struct(">IBI")
 HEAD_BYTES = HEAD.size
 _SETTING = struct.Struct(">HI")

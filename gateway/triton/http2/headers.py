@@ -27,8 +27,8 @@ _MAX_METADATA_BYTES = 8192
 _METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+")
 _METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
-# gRPC status codes for HTTP status codes. A proxy may answer with these instead of the server
-# (grpc's http-grpc-status-mapping.md).
+# gRPC status code for each HTTP status code (grpc's http-grpc-status-mapping.md). A proxy may
+# respond with an HTTP status instead of a gRPC status.
 _OF_HTTP = {
     b"400": Status.INTERNAL,
     b"401": Status.UNAUTHENTICATED,
@@ -46,13 +46,13 @@ _MAX_CACHED_BLOCKS, _MAX_CACHED_BLOCK_BYTES = 64, 512
 
 
 class StreamStatus(NamedTuple):
-    """The decoded content of one header block from the server.
+    """Decoded header block from the server.
 
     Attributes:
         fields: all (name, value) pairs, unchanged.
         informational: True if the HTTP status is 1xx, so another header block follows.
-        ends: True if the block has a grpc-status. It then ends the RPC (trailers).
-        refusal: (status, text) of an error if the answer is not gRPC; otherwise None.
+        ends: True if the block has a grpc-status, and so ends the RPC (trailers).
+        refusal: (gRPC status, text) of an error if the response is not gRPC; otherwise None.
         outcome: (grpc-status, grpc-message). Valid only if the block ends the RPC.
     """
 
@@ -64,11 +64,12 @@ class StreamStatus(NamedTuple):
 
 
 class BlockDecoder:
-    """Decoder of the header blocks of one connection, with a cache.
+    """Decoder of the header blocks of one connection, with a cache of decoded blocks.
 
-    The server sends the same two blocks with every answer. Decoding them each time would take 5 %
-    of a request's CPU time. So decoded blocks are cached. The cache is cleared when a block changes
-    the dynamic table, because the same bytes may then mean other fields.
+    The server sends the same two blocks with every response: headers and trailers. Decoding them
+    each time would take 5 % of a request's CPU time, so decoded blocks are cached. The cache is
+    cleared when a block changes the dynamic table of HPACK, because the same bytes may then mean
+    other fields.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -98,13 +99,13 @@ class BlockDecoder:
         return status
 
     def _state(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Return the state of the dynamic table, on which the meaning of blocks depends."""
+        """Return the size and the entries of HPACK's dynamic table, which give blocks a meaning."""
         table = self._decoder.header_table
         return table.maxsize, list(table.dynamic_entries)
 
 
 def request_block(path: str, authority: str, *, tls: bool) -> bytes:
-    """Return the beginning of the header block, equal for all calls of a method at an endpoint."""
+    """Return the encoded header fields that all calls of a method at an endpoint share."""
     fields = {
         ":method": "POST",
         ":scheme": "https" if tls else "http",

@@ -1,8 +1,8 @@
-"""Upload of requests that are longer than one frame or than the server's flow-control window.
+"""Sending of requests that do not fit into one frame or into the server's flow-control window.
 
-The upload of a LoRA adapter of 500 MB shares the connection with all other requests. So concurrent
-uploads take turns, one chunk at a time. Each upload obeys two flow-control windows: its stream's
-window and the connection's window (RFC 9113, 5.2).
+Uploads of LoRA adapters, which may have 500 MB, share the connection with all other requests. So
+concurrent uploads take turns, one chunk at a time. Each chunk must fit into two flow-control
+windows: the window of its stream, and the window of the connection (RFC 9113, 5.2).
 
 See decision 059 in docs/decisions.
 """
@@ -57,7 +57,7 @@ class _Upload:
 
 
 class Uploads:
-    """The unfinished uploads of one connection, and the flow control of its sending side.
+    """Unfinished uploads of one connection. This class also counts the bytes that may be sent.
 
     `window` is the number of bytes that may now be sent on the connection.
     """
@@ -125,8 +125,8 @@ class Uploads:
     def set_initial(self, window: int) -> None:
         """Set the server's INITIAL_WINDOW_SIZE in bytes.
 
-        The windows of unfinished uploads change by the difference, which may be negative. Raise
-        ConnectionFault if a window overflows.
+        The windows of unfinished uploads grow by the difference between the new and the old value,
+        or shrink if it is negative. Raise ConnectionFault if a window overflows.
         """
         difference = window - self._initial
         self._initial = window

@@ -1,4 +1,4 @@
-"""Client side of the model in TensorRT-LLM's llmapi repository.
+"""Requests and responses of the model in TensorRT-LLM's llmapi repository.
 
 A request has the prompt as text. Each streamed response has the complete text of the answer so far.
 """

@@ -1,6 +1,6 @@
-"""Search for the new part of a text, when each response has the complete text so far.
+"""`AccumulatedText`, which finds the new part when each response repeats the complete text so far.
 
-The search takes time only for the new part.
+The time for a response depends only on the length of the new part.
 
 See decision 063 in docs/decisions.
 """
@@ -12,23 +12,23 @@ import codecs
 from gateway.errors import EngineError
 
 _REPLACEMENT = "\ufffd".encode()
-# Number of bytes at the end of the delivered text that are compared with the next received text, to
-# detect changes.
+# Number of bytes at the end of the already returned text that are compared with the next received
+# text, to detect that the engine has changed its text.
 _SEAM_BYTES = 64
-# Maximum number of U+FFFD that are held back at the end of a text. An incomplete character appears
-# as only a few of them. Without this limit, a model that writes only U+FFFD would block the event
-# loop, because all of them would be searched again for each response.
+# Maximum number of U+FFFD characters at the end of a text that are not returned yet. An incomplete
+# character appears as only a few of them. Without this limit, a model that writes only U+FFFD would
+# block the event loop, because all of them would be searched again for each response.
 _MAX_HELD_BACK_CHARS = 64
 _decode = codecs.utf_8_decode
 
 
 class AccumulatedText:
-    """Reader of a growing UTF-8 text that is received completely each time. It returns new parts.
+    """Reader for a growing UTF-8 text that is received completely each time.
 
-    Delivered text cannot be changed later. So an incomplete character at the end is held back until
-    its last tokens arrive. Until then, the text ends with one or more U+FFFD, or with some of the
-    character's bytes. Only the bytes after the delivered text are decoded. The last bytes of the
-    delivered text (the seam) are compared with each received text.
+    Returned text cannot be changed later. An incomplete character at the end is therefore not
+    returned until its last tokens arrive. Until then, the received text ends with one or more
+    U+FFFD, or with some of the character's bytes. Only bytes that were not returned yet are
+    decoded. The last bytes of the returned text (the "seam") are compared with each received text.
     """
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class AccumulatedText:
         self._seam = b""
 
     def take_new(self, data: bytes, start: int = 0, end: int | None = None) -> str:
-        """Return the part of the text ``data[start:end]`` that was not delivered yet.
+        """Return the part of the text ``data[start:end]`` that was not returned before.
 
-        An incomplete character at the end is held back. Return "" for a text that is shorter than
-        the delivered text but agrees with it. Raise EngineError if the text differs from the
-        delivered text.
+        An incomplete character at the end is left out until it is complete. Return "" if the
+        received text is only a beginning of the text that was returned before. Raise EngineError if
+        the received text contradicts it.
         """
         end = len(data) if end is None else end
         new = start + self._delivered_bytes
         seam = new - len(self._seam)
-        # If the text is shorter than the delivered text, compare only the part of the seam that it
-        # contains.
+        # If the received text is shorter than the returned text, it contains only a part of the
+        # seam. Compare only this part.
         if not data.startswith(self._seam, seam, end) and (
             end >= new or data[seam:end] != self._seam[: max(0, end - seam)]
         ):

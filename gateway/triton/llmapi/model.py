@@ -24,8 +24,8 @@ from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_input
 # all.
 _MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
 _OTHERS = frozenset({"input_ids", "request_output_len"})
-# Inputs that the model must have. For example, without `exclude_prompt` an answer would contain the
-# prompt, and without `max_tokens` it would end after 32 tokens.
+# Inputs that the model must have. For example, the answer would contain the prompt without
+# `exclude_prompt`, and would end after 32 tokens without `max_tokens`.
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt")
 # Input that exists since the first release that streams token by token.
 _SINCE_STREAMING = "lora_id"
@@ -78,7 +78,8 @@ def read_llmapi_capabilities(
         inputs=inputs,
         outputs=frozenset(tensor.name for tensor in config.output),
         names_outputs=names_outputs(config),
-        # The model has no parameters for special tokens, so keep the defaults for them.
+        # Use the default values of `TextModel` for special tokens, because the model's
+        # configuration does not report them.
         text=TextModel(accumulates=True, prefers_single_response=True, token_by_token=False),
         llmapi=LlmapiModel(
             streams=streams_tokens(config), polls_ended=flag(config, _POLLS_ENDED, default=True)

@@ -21,7 +21,7 @@ _STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_bl
 _LENGTH_BYTES = 4  # size of the length field before each text of a BYTES tensor
 
 _FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
-# Finish reasons of a request that was aborted for another reason than a stop request.
+# Finish reasons of a request that the engine has aborted, but not because of a stop request.
 _ABORT_REASONS = frozenset({"cancelled", "timeout"})
 
 
@@ -60,15 +60,15 @@ class LlmapiReader:
         return None if self._template is None else self._template.text(data)
 
     def text_delta(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
-        """Return the delta of a serialized response. `text` is the result of `find_text`."""
+        """Return the new text in a serialized response. `text` is the result of `find_text`."""
         return TokenDelta([], False, self._stats, text=self._text.take_new(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """Return the delta of a parsed response. It has the text that is new in this response.
+        """Return the new part of the answer in a parsed response, as a `TokenDelta`.
 
-        The last delta has the finish reason if the engine reported one. Raise EngineError if the
-        engine has changed text that it sent before, and EngineUnavailable if the engine has aborted
-        the request.
+        The last delta has the finish reason if the engine has reported one. Raise EngineError if
+        the engine has changed text that it sent before. Raise EngineUnavailable if the engine has
+        aborted the request.
         """
         added = ""
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -90,8 +90,8 @@ class LlmapiReader:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
             self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
-            # If the value is a token id, the answer was ended by a further end-of-sequence token.
-            # It has no text, but engines count it as generated.
+            # A token id as the value means that the answer was ended by an additional
+            # end-of-sequence token. This token has no text, but engines count it as generated.
             self._unshown = int(value.isdecimal())
         elif value.isdecimal():
             self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

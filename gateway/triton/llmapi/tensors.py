@@ -21,15 +21,16 @@ def generation_request(
     """Return the request for one generation.
 
     `adapter` is the path of the LoRA adapter's folder on the replica. The engine identifies an
-    adapter by its id. It reads the folder only if it has no adapter with this id in memory.
+    adapter by its id, and reads the folder only if no adapter with this id is in its memory.
 
     The answer is streamed only if the client wants a stream, because each streamed answer of
-    NVIDIA's model may crash Triton. Stop strings are not sent; the gateway searches the text for
-    them. The engine would compare token ids, and some releases fail on stop strings.
+    NVIDIA's model may crash Triton. Stop strings are not sent, because the engine would compare
+    token ids, and some releases fail on stop strings. The gateway searches the text for stop
+    strings instead.
 
-    Raise EngineUnavailable for parameters that this model does not support. This happens only if
-    the request was accepted for another model, which Triton served before or another replica
-    serves.
+    Raise EngineUnavailable if this model does not support a parameter of the generation. This
+    happens only if the generation was prepared for another model: the model that Triton served
+    before, or the model of another replica.
     """
     if generation.beams or generation.params.guide or text.bad or text.bias:
         raise EngineUnavailable("The inference server has just changed; try again.")

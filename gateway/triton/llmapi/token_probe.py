@@ -1,9 +1,9 @@
-"""Probe that requests one token, to find out if an engine still works.
+"""Probe of an llmapi engine: a request for one token, to find out if the engine is dead.
 
 If the engine of the llmapi repository's model is dead, Triton still reports the model as ready. The
-model then answers every request with the same error as for an invalid request. So a failed request
-does not show if the engine is dead. To find out, the gateway requests one token. A token for any
-other request in the meantime also shows that the engine works.
+model then answers every request with the same error as for an invalid request. A failed request
+therefore does not show whether the engine is dead, but a request for one token does. If any other
+request gets a token in the meantime, the engine works.
 
 See decision 065 in docs/decisions.
 """
@@ -23,14 +23,14 @@ from gateway.triton.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a probe fails if no request has got a token. An engine step with a long prompt
-# takes less.
+# Seconds after which the probe times out if no request has got a token. Even an engine step with a
+# long prompt takes less time.
 _PROBE_TIMEOUT_S = 60.0
 _PROMPT = "Hello"
 
 
 class TokenProbe:
-    """The probe of one engine.
+    """Sender of probes to one engine, which also knows whether the engine is doubted.
 
     `is_doubted` is True after a failed request, until the engine generates a token for any request.
     """
@@ -63,21 +63,21 @@ class TokenProbe:
         *,
         in_use: bool,
     ) -> None:
-        """Wait until the engine generates a token for any request. Raise if it is dead.
+        """Send a probe if the engine is doubted. Return when any request has got a token.
 
-        Return at once if `is_doubted` is False. In two cases, return although there was no token,
-        and leave `is_doubted` True: the probe timed out but `is_silence_fatal` returns False, or
-        the engine is full and `in_use` is True.
+        Return at once if `is_doubted` is False. In two cases, return without a token and leave
+        `is_doubted` True: the probe timed out but `is_silence_fatal` returned False, or the engine
+        was full and `in_use` is True.
 
         Args:
             ask: starts a generation; its second argument is the deadline.
             give_up: called if the engine is dead, to end the requests that wait for it.
             is_silence_fatal: called with the start time of the probe if no request has got a token
-                since then. Returns True if the engine must be dead.
+                since then. Returns True if the engine counts as dead.
             in_use: True if the engine counts as available now.
 
         Raises:
-            EngineUnavailable: the engine generates no tokens.
+            EngineUnavailable: the engine is dead, because it generates no tokens.
         """
         if not self.is_doubted:
             return

@@ -1,9 +1,9 @@
 """Check that the gateway and Triton's engine use the same tokenizer.
 
-With different tokenizers, the ids mean other words to the engine, so it generates nonsense without
-any error. If Triton serves the model `preprocessing`, the gateway asks this model for the ids of
-texts. Otherwise it compares Triton's configuration: the folder of Triton's tokenizer, the engine's
-vocabulary size, and the end and padding ids.
+With different tokenizers, the engine would take the gateway's token ids for other words, and would
+generate nonsense without any error. If Triton serves the model `preprocessing`, the gateway
+requests the token ids of some texts from this model. Otherwise, it compares Triton's configuration:
+the folder of Triton's tokenizer, the engine's vocabulary size, and the end and padding ids.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 
 TokenizerPolicy = Literal["refuse", "warn"]
 
-# Number of failed calls after which the check continues without their results. For example, if
-# preprocessing does not return ids, only the configuration is compared.
+# Number of failed calls after which the check does without the results of such calls. For example,
+# if `preprocessing` does not return token ids, only the configuration is compared.
 _MAX_FAILURES = 3
-# Maximum number of timeouts of preprocessing before the check continues without it, if the policy
-# is "refuse". With a timeout of 5 s and a pause of 1 s, this takes a minute. A slow model, such as
-# one that warms up, has answered by then.
+# Maximum number of timeouts of `preprocessing` after which the check does without it, if the policy
+# is "refuse". With a timeout of 5 s and a pause of 1 s, these timeouts take a minute. Even a slow
+# model, such as a model that warms up, has answered by then.
 _MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
-# Until preprocessing has answered, it is asked again after growing pauses (in seconds), because it
-# may load later than the engine.
+# Pauses in seconds before `preprocessing` is asked again, because it may load later than the
+# engine. Each pause is twice as long as the last, until `preprocessing` has answered.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
 _MAX_SPECIAL_TOKENS = 8
@@ -149,9 +149,9 @@ class TokenizerCheck:
         return configs
 
     async def _ask(self, configs: Mapping[str, Any], found: Findings, *, ready: bool) -> None:
-        """Ask all models that tokenize for the ids of texts. Add differences to `found`.
+        """Request the token ids of texts from all models that tokenize. Add differences to `found`.
 
-        Raise EngineUnavailable if a model did not answer and will be asked again.
+        Raise EngineUnavailable if a model has not answered and the request will be repeated.
         """
         for name, config in configs.items():
             if not can_be_asked(config):
@@ -175,12 +175,12 @@ class TokenizerCheck:
         ready: bool,
         tries: int = _MAX_FAILURES,
     ) -> None:
-        """Handle a failed call: raise EngineUnavailable to repeat it, or add it to the doubts.
+        """Handle a failed call. Raise EngineUnavailable to repeat it, or record it as a doubt.
 
         Args:
             what: description of the failure.
             error: the error of the call.
-            found: its doubts get an entry if the call is not repeated.
+            found: gets the failure as a doubt if the call is not repeated.
             ready: True if the model is already in use. The call is then not repeated.
             tries: number of failed calls after which calls are not repeated any more.
         """
@@ -228,7 +228,7 @@ class TokenizerCheck:
         return await ask_ids(self._server, config, text, self._answer_within_s)
 
     def _own_ids(self, text: str) -> list[list[int]]:
-        """Return the gateway's ids of a text, with and without added special tokens.
+        """Return a text's token ids in the gateway's tokenizer, with and without special tokens.
 
         Both are possible, because Triton's preprocessing may add special tokens or not.
         """

@@ -19,8 +19,8 @@ TEXT = (
 )
 """Text whose token ids are compared. It has several scripts, digits, spaces and code."""
 
-# An engine may have more embedding rows than there are tokens, because it pads them to a multiple.
-# If the difference exceeds both limits, the engine has another vocabulary.
+# An engine may have more embedding rows than there are tokens, because their number is rounded up
+# to a multiple. If the difference exceeds both limits, the engine has another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
 # Maximum number of added tokens with ids above the engine's vocabulary. A few such tokens are
 # harmless: for example, a padding token never occurs in an encoded text.
@@ -28,7 +28,7 @@ _MAX_SPARE_TOKENS = 64
 
 
 class OwnTokenizer(Protocol):
-    """Interface of the gateway's tokenizer. `vocab_size` is its highest id plus 1."""
+    """Interface of the gateway's tokenizer. `vocab_size` is the highest token id plus 1."""
 
     @property
     def folder(self) -> Path: ...
@@ -60,8 +60,9 @@ class OwnTokenizer(Protocol):
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Compare this tokenizer with the tokenizer in another folder.
 
-        Its tokens and its ids of `text` are compared. Return a description of the first difference,
-        or None. Raise OSError or ValueError if the other tokenizer cannot be loaded.
+        The tokens of both tokenizers and their ids for `text` are compared. Return a description of
+        the first difference, or None. Raise OSError or ValueError if the other tokenizer cannot be
+        loaded.
         """
 
 
@@ -95,10 +96,10 @@ def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
 
 
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
-    """Return a sentence if the vocabulary sizes of the tokenizer and the engine do not fit.
+    """Return a sentence about the vocabulary sizes if tokenizer and engine do not fit.
 
-    Return None if they fit, or if the engine's size is unknown. The engine must have an embedding
-    row for each token. Some more rows are usual, such as 51,200 rows for 50,295 tokens.
+    Return None if they fit, or if the engine's vocabulary size is unknown. The engine must have an
+    embedding row for each token. Some more rows are usual, such as 51,200 rows for 50,295 tokens.
     """
     size = 0 if engine is None else engine.vocab_size or 0
     padding = max(_MAX_PADDING_ROWS, int(_MAX_PADDING_SHARE * size))

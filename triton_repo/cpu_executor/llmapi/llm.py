@@ -40,7 +40,8 @@ class LLM:
         args = read_args({"model": model, "tokenizer": tokenizer, **arguments})
         self._args = args
         self.tokenizer = TextTokenizer(args.tokenizer_folder)
-        # Delete the engine folder at once: the executor's constructor has read it.
+        # Build the engine in a temporary folder. The folder can be deleted after this block,
+        # because the constructor of Executor reads all files.
         with tempfile.TemporaryDirectory() as workspace:
             folder = args.engine_folder(Path(workspace))
             config = load_config(folder)
@@ -65,16 +66,16 @@ class LLM:
         prompt_adapter_request: None = None,
         streaming: bool = False,
     ) -> RequestOutput:
-        """Start a request, and return its output object at once. Not thread-safe.
+        """Start a request, and return its output object without waiting. Not thread-safe.
 
-        If this is called in an event loop, the output can be awaited in that loop only.
+        If this method is called in an event loop, the output can be awaited in that loop only.
 
         Args:
             inputs: a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: None selects the defaults.
-            lora_request: the adapter. It is read in a separate thread, and an error is raised by
-                the output. Objects of other classes are ignored, because release 1.2's `model.py`
-                passes `streaming` here.
+            lora_request: the adapter, which is read in a separate thread. If it cannot be read, the
+                output raises the error. An object of another class is ignored, because `model.py`
+                of release 1.2 passes `streaming` in this position.
             prompt_adapter_request: not supported; must be None.
             streaming: True to get a response for each step.
 
@@ -110,11 +111,10 @@ class LLM:
         return output
 
     def generate(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
-        """Wait for the answer to a prompt, and return it.
+        """Wait until the completion of a prompt has ended, and return its `RequestOutput`.
 
-        For a list of prompts, return a list of answers.
-
-        The other arguments are those of `generate_async`.
+        For a list of prompts, return a list of `RequestOutput` objects. The other arguments are
+        those of `generate_async`.
         """
         if isinstance(inputs, str | Mapping) or all(isinstance(each, int) for each in inputs):
             return self.generate_async(inputs, *arguments, **more).result()
@@ -154,8 +154,9 @@ class LLM:
             )
 
     def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
-        """Return the stop strings and stop token ids of a request, as (stop reason, token ids).
+        """Return the stop strings and stop token ids of a request, each as token ids.
 
+        Each item is a tuple of the stop reason, which is the string or the id, and the token ids.
         The request's end id is not included.
         """
         stops: list[tuple[int | str, list[int]]] = [
@@ -171,8 +172,8 @@ class LLM:
         return self.tokenizer.end_id if params.end_id is None else params.end_id
 
     def _begin(self, output: RequestOutput, request: Request) -> None:
-        # Hold the lock while queueing: a response could otherwise arrive before `_running` has the
-        # id.
+        # Hold the lock while queueing. Otherwise the dispatcher could get a response before
+        # `_running` has the request's id.
         with self._lock:
             engine_id = output.request_id = self._executor.enqueue_request(request)
             self._running[engine_id] = output
@@ -186,9 +187,9 @@ class LLM:
         output: RequestOutput,
         request: Callable[..., Request],
     ) -> None:
-        """Read the adapter and start the request. Called in the reader's thread.
+        """Read the adapter and start the request. Called in the thread of `_reader`.
 
-        If this fails, the error is the answer to the request.
+        If either fails, pass an error response to `output`.
         """
         try:
             self._begin(output, request(lora_config=adapters.get(wanted)))

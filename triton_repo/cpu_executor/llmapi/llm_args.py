@@ -62,9 +62,11 @@ class LlmArgs:
         )
 
     def engine_folder(self, workspace: Path) -> Path:
-        """Return `model` if it is an engine folder, else an engine folder built in `workspace`.
+        """Return the folder of the engine to load.
 
-        An engine folder defines its own limits: raises ``ValueError`` if arguments also set them.
+        If `model` is a Hugging Face folder, an engine is built in the folder `workspace`. If
+        `model` is an engine folder, it is returned. Its limits are fixed, so ``ValueError`` is
+        raised if the arguments set `max_seq_len` or `lora_config`.
         """
         model = Path(self.model)
         if "pretrained_config" in read_config(model).values:

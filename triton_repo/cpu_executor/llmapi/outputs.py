@@ -1,4 +1,7 @@
-"""``RequestOutput`` and ``CompletionOutput``: the growing answer to a request."""
+"""``RequestOutput`` and ``CompletionOutput`` of the LLM API: the output of a request.
+
+The objects are updated with each response of the executor.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +64,12 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    """The answer to a request, possibly unfinished. Use ``async for``, ``await``, or ``result``.
+    """The output of a request, which is updated with each response of the executor.
 
-    Each step of the iteration waits for one response of the engine, and yields this same object.
-    All three ways raise ``RequestError`` if the engine refused the request. An object that was
-    created in an event loop can be awaited in that loop only.
+    ``async for`` waits for the next response, and yields this same object each time. ``await`` and
+    ``result`` wait until the output is complete. All three raise ``RequestError`` if the executor
+    refused the request or ended it with an error. An object that was created in an event loop can
+    be awaited in that loop only.
     """
 
     def __init__(
@@ -102,9 +106,9 @@ class RequestOutput:
         self._arrived = asyncio.Event()
 
     def receive(self, response: Response) -> None:
-        """Add a response of the engine. Thread-safe."""
+        """Queue a response of the executor for the waiting caller. Thread-safe."""
         self._responses.put(response)
-        # Do not call a closed event loop: no task can wait in it.
+        # Do not wake a closed event loop. It would raise an error, and no task waits in it.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
 
@@ -121,7 +125,7 @@ class RequestOutput:
         return self
 
     async def aresult(self) -> RequestOutput:
-        """Wait until the answer is complete, and return this object."""
+        """Wait until the output is complete, and return this object."""
         async for _ in self:
             pass
         return self
@@ -130,7 +134,7 @@ class RequestOutput:
         return self.aresult().__await__()
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Wait until the answer is complete, and return this object.
+        """Wait until the output is complete, and return this object.
 
         Raises ``queue.Empty`` if no response arrives for `timeout` seconds.
         """

@@ -11,12 +11,13 @@ from triton_repo.cpu_executor.sampling_config import SamplingConfig
 class SamplingParams:
     """Sampling parameters; ``None`` means unset.
 
-    A field of the LLM API that is not here raises TypeError. Each stop string is encoded to token
-    ids, which are then compared with the ids of the output. If ``end_id`` is None, the tokenizer's
-    EOS ends an answer. The end ids in ``generation_config.json`` also end it, unless ``ignore_eos``
-    is set.
+    Generation ends at a stop string, at an id in ``stop_token_ids``, at ``end_id``, or at one of
+    the EOS ids in the model's ``generation_config.json``. If ``end_id`` is None, the tokenizer's
+    EOS id is used. If ``ignore_eos`` is set, ``end_id`` and all EOS ids are ignored. Each stop
+    string is encoded to token ids, and these are compared with the generated ids.
 
     Raises ``ValueError`` for a field that is out of range or not supported by the CPU executor.
+    Raises ``TypeError`` for a field of the LLM API that this class does not have.
     """
 
     end_id: int | None = None
@@ -58,7 +59,10 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """True if each token is the most likely one. This is the default without any parameter."""
+        """True if the most likely token is chosen in each step.
+
+        This is the default if neither ``temperature`` nor ``top_k`` nor ``top_p`` is set.
+        """
         return (
             self.temperature is self.top_k is self.top_p is None
             or self.top_k == 1

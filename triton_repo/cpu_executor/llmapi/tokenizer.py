@@ -24,7 +24,7 @@ class TextTokenizer:
         self._tokenizer = fast.backend_tokenizer
         self.end_id = fast.eos_token_id
         self.end_ids = _generation_ends(folder)
-        """End ids in ``generation_config.json``. There may be more than the tokenizer's EOS."""
+        """EOS ids in ``generation_config.json``. The file may list more ids than `end_id`."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -36,22 +36,27 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """Incremental decoder of a growing sequence. ``text`` never ends within a character.
+    """Incremental decoder from token ids to text, for a sequence that grows.
 
-    Each token is decoded about twice.
+    ``text`` has the decoded text so far. It ends with a complete character, even if the last token
+    has only the first bytes of a character. Each token is decoded about twice, so the time per
+    token does not grow with the length of the sequence.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special: bool) -> None:
         self.text = ""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        # The ids that the previous step added. Decode them again before new ids, because a token's
-        # text can depend on the tokens before it.
+        # The ids that the previous call of `add` decoded. They are decoded again together with the
+        # new ids, because a token's text can depend on the tokens before it.
         self._context: list[int] = []
         self._pending: list[int] = []
 
     def add(self, ids: Sequence[int], *, flush: bool) -> None:
-        """Append the text of new ids. Withhold an incomplete character unless `flush` is True."""
+        """Append the text of new ids to ``text``.
+
+        If the text ends within a character, wait for the next ids, unless `flush` is True.
+        """
         self._pending += ids
         before, text = (
             self._tokenizer.decode(ids, skip_special=self._skip_special)

@@ -1,9 +1,9 @@
 """Watcher for disconnected clients that reproduces a crash of TensorRT-LLM's model.py, for tests.
 
-Upstream polls requests for cancellation in one thread and sends streamed answers in another thread.
-A request may therefore be polled while its final response is sent, or afterwards. By then Triton
-2.51 has freed the polled object, and the process dies of signal 11. Non-streaming answers are not
-affected: the watcher stops polling them before they are sent.
+Upstream polls requests for cancellation in one thread, and sends streamed responses in another
+thread. A request may therefore be polled while its final response is sent, or afterwards. By then
+Triton 2.51 has freed the polled object, and the model's process dies of signal 11. Requests without
+streaming are not affected, because polling ends before their response is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 
 class WatchedAnswer(Protocol):
-    """A request that is being answered. `ended` is True once the final response was sent."""
+    """Responses to one request. `ended` is True once the final response was sent."""
 
     @property
     def ended(self) -> bool: ...
@@ -23,8 +23,8 @@ class WatchedAnswer(Protocol):
 class UpstreamWatch:
     """Thread that polls each request for cancellation every `period_s` seconds.
 
-    A streamed request is polled once more after its end. If a client has disconnected, the thread
-    calls `on_left` with the client's answer.
+    A streamed request is polled once more after its final response. If a client has disconnected
+    before the final response, the thread calls `on_left` with the `WatchedAnswer` of the request.
     """
 
     def __init__(self, period_s: float, on_left: Callable[[Any], object]) -> None:
@@ -37,12 +37,12 @@ class UpstreamWatch:
         self._thread.start()
 
     def add(self, answer: WatchedAnswer, request: Any) -> None:
-        """Start polling `request`, the Triton request that `answer` belongs to."""
+        """Start polling the Triton request `request`, whose responses `answer` represents."""
         with self._lock:
             self._requests[answer] = request
 
     def remove(self, answer: WatchedAnswer) -> None:
-        """Stop polling a request. No poll of this request happens after the return."""
+        """Stop polling a request. After this method has returned, the request is not polled."""
         with self._lock:
             self._requests.pop(answer, None)
 

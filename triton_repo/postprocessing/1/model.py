@@ -1,8 +1,9 @@
-"""Detokenizer: token ids to text. Used by inflight_batcher_llm (v0.17) and by all_models/gpt.
+"""The model `postprocessing`, which decodes token ids to text.
 
-all_models/gpt sends no lengths, so all ids of a row are decoded. Each call is decoded
-independently. In a stream, a leading space may therefore be lost, and a character whose bytes are
-split over two calls becomes U+FFFD. The gateway does not use this model: it detokenizes itself.
+inflight_batcher_llm and all_models/gpt both use this model. A request of all_models/gpt has no
+input SEQUENCE_LENGTH, so all ids of a row are decoded. Each request is decoded independently. In a
+stream, a leading space may therefore be lost, and a character whose bytes are split over two
+requests becomes U+FFFD. The gateway does not use this model: the gateway decodes tokens itself.
 """
 
 import json
@@ -37,8 +38,8 @@ class TritonPythonModel:
             for beams, lengths in zip(batch, inputs.get("SEQUENCE_LENGTH", whole), strict=True)
             for tokens, length in zip(beams, lengths, strict=True)
         ]
-        # Return an array of shape [B * beams], without a batch dimension, because clients rely on
-        # it.
+        # Return an array of shape [B * beams] without a batch dimension, because clients expect
+        # this shape.
         output = np.array([text.encode() for text in texts], dtype=np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
 

@@ -1,6 +1,6 @@
-"""Tokenizer: text to token ids, like preprocessing of inflight_batcher_llm v0.17.
+"""The model `preprocessing`, which encodes text to token ids, as in inflight_batcher_llm v0.17.
 
-The model applies no chat template. A multimodal input raises an error that names it.
+The model applies no chat template. If a request has a multimodal input, the error names the input.
 """
 
 import json
@@ -80,8 +80,8 @@ class TritonPythonModel:
             "OUT_PAD_ID": pad_ids,
         }
         if "PROMPT_TABLE_EXTRA_ID" in inputs:
-            # Set extra ids only for virtual tokens, whose ids are above the vocabulary: these refer
-            # to rows of the prompt embedding table.
+            # Set the extra id only for virtual tokens. These tokens refer to rows of the prompt
+            # embedding table, and their ids are at least the vocabulary's size.
             virtual = input_ids >= self._tokenizer.vocab_size
             extra = np.where(virtual, inputs["PROMPT_TABLE_EXTRA_ID"], np.uint64(0))
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = extra.astype(np.uint64)
@@ -92,7 +92,10 @@ class TritonPythonModel:
         return ids
 
     def _prompts(self, texts: npt.NDArray[np.object_]) -> tuple[Ids, Ids]:
-        """Return the token ids int32 [B, longest] and lengths int32 [B, 1] of texts [B, 1]."""
+        """Return the token ids of texts [B, 1], and the numbers of ids.
+
+        The ids are int32 [B, longest], padded with the pad id. The numbers are int32 [B, 1].
+        """
         rows = [self._encode(_text(row[0]), special=self._add_special_tokens) for row in texts]
         ids = _pad(rows, max(len(row) for row in rows), self._pad_id)
         return ids, np.array([[len(row)] for row in rows], np.int32)

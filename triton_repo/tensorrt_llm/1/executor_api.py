@@ -1,6 +1,7 @@
-"""Import of TensorRT-LLM's executor API or, without it, of the CPU executor's.
+"""The executor API as `trtllm`, and conversion between Triton's and the executor's tensors.
 
-Tensor conversion.
+`trtllm` is TensorRT-LLM's Python module. If TensorRT-LLM is not installed, it is the module of the
+CPU executor, which has the same names.
 """
 
 import ctypes
@@ -41,7 +42,7 @@ __all__ = ["LOOKAHEAD", "RequestRow", "drop_unset", "tokenizer_info", "triton_te
 
 
 class RequestRow:
-    """Row of a request's batch: the input tensors without their batch dimension."""
+    """A row of a Triton request: its input tensors at one index of the batch dimension."""
 
     def __init__(self, tensors: dict[str, Any], index: int) -> None:
         self._tensors = tensors
@@ -81,10 +82,11 @@ class RequestRow:
         return value
 
     def engine_tensor(self, name: str) -> Any:
-        """Return the row as the executor's tensor type; None if missing or empty.
+        """Return one input of the row as a tensor of the executor's type.
 
-        The type is a torch tensor for TensorRT-LLM, and a numpy array for the CPU executor. numpy
-        has no BF16, so the array of a BF16 row has the bits as uint16.
+        Return None if the input is missing or empty. TensorRT-LLM needs a torch tensor, and the CPU
+        executor needs a numpy array. numpy has no BF16, so a BF16 input is returned as its bits, in
+        uint16.
         """
         if name not in self._tensors:
             return None
@@ -151,6 +153,6 @@ def tokenizer_info(folder: str) -> dict[str, Any]:
 def drop_unset(**values: Any) -> dict[str, Any]:
     """Return the keyword arguments that are not None.
 
-    The callee uses its defaults for the others.
+    A function that is called with the result uses its own defaults for the dropped arguments.
     """
     return {name: value for name, value in values.items() if value is not None}

@@ -46,7 +46,8 @@ def executor_request(row: RequestRow, *, exclude_input: bool) -> Any:
 
     Args:
         row: the inputs, named as in config.pbtxt.
-        exclude_input: value for rows without the input exclude_input_in_output.
+        exclude_input: True to omit the prompt from the output. The row's own input
+            exclude_input_in_output takes precedence.
 
     Raises:
         ValueError: a tensor is missing, has wrong values or is not supported.

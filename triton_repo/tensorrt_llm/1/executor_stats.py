@@ -6,8 +6,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# For each metric family: its description, its label, and the field of the statistics for each value
-# of the label.
+# For each metric family: its description, its label, and for each value of the label the field of
+# the executor's statistics that has the metric's value.
 GAUGES: dict[str, tuple[str, str, dict[str, str]]] = {
     "nv_trt_llm_request_metrics": (
         "TRT LLM request metrics",
@@ -71,7 +71,8 @@ class Gauges:
     """The gauges of the model. A gauge is written only when its value changes."""
 
     def __init__(self, labels: Mapping[str, str], *, inflight: bool) -> None:
-        # Store the metric families, too: if a family is deleted, its metrics are deleted.
+        # Keep references to the metric families. If Python deletes a family object, Triton deletes
+        # the metrics of the family.
         self._families = []
         self._metrics = []
         for name, (description, label, fields) in (

@@ -1,12 +1,13 @@
-"""The core model `tensorrt_llm` of inflight_batcher_llm v0.17 and v0.19: token ids in, ids out.
+"""The model `tensorrt_llm` of inflight_batcher_llm, which runs the engine on token ids.
 
-The two versions differ only in their config.pbtxt; both have guided decoding, which upstream added
-in v0.19. Requests run on the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is
-not installed, `triton_repo.cpu_executor.bindings` provides the same names on the CPU.
+The same module serves all template sets in `triton_repo.releases`. Guided decoding is available in
+all of them, although upstream added it in v0.19. Requests run on the Python API
+`tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not installed,
+`triton_repo.cpu_executor.bindings` provides the same names on the CPU.
 
-A Triton request with B rows becomes B executor requests. One thread waits for the executor's
-responses and sends each immediately, one polls for cancelled RPCs, and one publishes metrics. An
-error ends only the request in which it occurs.
+A Triton request with B rows becomes B requests to the executor. One thread waits for the executor's
+responses, and sends each response immediately. A second thread polls for cancelled RPCs, and a
+third thread publishes metrics. An error ends only the request in which it occurs.
 
 See decisions 003 and 048 in docs/decisions.
 """
@@ -28,8 +29,8 @@ from perf_metrics import perf_tensors
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DEFAULT_PERIOD_MS = 100
-# Longest wait for responses. It rarely takes so long, because a response or a shutdown ends the
-# wait.
+# Longest wait for responses in one call. The value has little effect, because every response and a
+# shutdown end the wait earlier.
 AWAIT = timedelta(seconds=10)
 
 
@@ -73,7 +74,7 @@ class RunningRow:
     restated: int
     """Number of prompt tokens that each response repeats at its start."""
     delta: bool
-    """True if a response has only new tokens. False if it has all tokens generated so far."""
+    """True if each response has only new tokens. False if it has all tokens generated so far."""
     sequences: int
     generated: int = 0
 
@@ -101,8 +102,8 @@ class TritonPythonModel:
         self._broken: str | None = None
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # Block here in a worker rank. Inside this call the rank serves the leader until the
-            # leader shuts down.
+            # This process is a worker rank of an MPI job. Inside this call, it serves the leader
+            # rank until the leader shuts down.
             self._executor.shutdown()
             return
         labels = {"model": args["model_name"], "version": args["model_version"]}
@@ -164,8 +165,8 @@ class TritonPythonModel:
             batched=len(rows) > 1,
             unfinished=len(rows),
         )
-        # Hold the lock while queueing: a response could otherwise arrive before `_running` has the
-        # id.
+        # Hold the lock while queueing. Otherwise the awaiting thread could get a response before
+        # `_running` has the request's id.
         with self._lock:
             if self._broken is not None:
                 raise RuntimeError(self._broken)
@@ -300,8 +301,8 @@ def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRo
         index=index,
         prompt=prompt,
         restated=prompt if includes_prompt else 0,
-        # Expect only new tokens, unless beams are streamed: each response then has all tokens. The
-        # counts of several sequences add up.
+        # In a stream with several beams, each response has all tokens so far. In all other cases, a
+        # response has only new tokens, and their numbers are added up, also over several samples.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
     )

@@ -1,9 +1,10 @@
-"""The text model tensorrt_llm_bls of inflight_batcher_llm v0.17, with v0.19's guided decoding.
+"""The model `tensorrt_llm_bls` of inflight_batcher_llm, which generates text from text.
 
-The model calls preprocessing, tensorrt_llm and postprocessing of the same server. As in upstream,
-an instance serves one request at a time: bls_instance_count is the concurrency. If the client
-cancels its RPC, the model stops its request to tensorrt_llm. Upstream does not do this. Speculative
-decoding with a draft model and multimodal inputs raise an error that names them.
+The model calls preprocessing, tensorrt_llm and postprocessing on the same server. It behaves like
+upstream's model of v0.17, and also has the guided decoding of v0.19. As in upstream, each instance
+serves one request at a time, so `bls_instance_count` limits the concurrency. Unlike upstream, the
+model stops its request to tensorrt_llm if the client cancels its RPC. Speculative decoding with a
+draft model and multimodal inputs are refused with an error.
 """
 
 import json
@@ -108,7 +109,8 @@ class TritonPythonModel:
             # Use a new id for the inner request. With the client's id, a stop request could end the
             # request of another client.
             inner_id = uuid.uuid4().hex
-            # Let the watcher poll only requests that wait for a single response: see `_gate`.
+            # The watcher polls only requests without streaming. For a stream, `_serve` polls
+            # between two responses, because polling must not overlap with sending (`_gate`).
             self._current = None if _streams(request) else (sender, inner_id)
             try:
                 last = self._serve(request, sender, inner_id)
@@ -127,10 +129,10 @@ class TritonPythonModel:
         self._watcher.join()
 
     def _serve(self, request: Any, sender: Any, inner_id: str) -> Any:
-        """Serve a request. Return the last response, which the caller sends; None if all are sent.
+        """Run a request. Return the response that the caller must send as the final response.
 
-        A decoupled model sends its responses here. Another model has a single response, which is
-        returned.
+        If the model is decoupled, this method sends all responses itself, and returns None. If not,
+        there is a single response, and this method returns it.
         """
         replies = self._replies(request, inner_id)
         if not self._decoupled:
@@ -259,10 +261,16 @@ def _accumulate(
     lengths: npt.NDArray[np.int32],
     outputs: Arrays,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return all ids so far, [1, 1, n], of one batch item and sequence, and the number of ids.
+    """Add the new ids of a response to the ids of its sequence, and return all ids so far.
 
-    `beams` has the new ids of a response, [1, 1, n]. They are added to `ids_so_far`. `outputs` of
-    the response name the batch item and the sequence.
+    Args:
+        ids_so_far: ids by batch index and sequence index. This function adds the new ids.
+        beams: the new ids, [1, 1, n], possibly with padding.
+        lengths: the number of new ids, [1, 1].
+        outputs: the other outputs of the response, which state the batch index and the sequence
+            index.
+
+    Return the ids so far, int32 [1, 1, n], and their number, int32 [1, 1].
     """
     if beams.shape[1] != 1:
         raise ValueError("Accumulation of tokens is only implemented for beam width = 1")

@@ -1,9 +1,10 @@
-"""The core model of the GPT repository (all_models/gpt): token ids in, complete sequences out.
+"""The model `tensorrt_llm` of upstream's GPT repository (all_models/gpt), which runs the engine.
 
-Requests run on the executor. The modules that translate them are copies of the modules of
-`tensorrt_llm` in inflight_batcher_llm. Like upstream, the model runs one static batch after
-another: requests that Triton passes in one call run together, and later requests wait until all
-have ended.
+The model gets token ids and returns complete sequences of token ids. Requests run on the executor
+API of TensorRT-LLM. `executor_api` and `executor_request` are the same modules as in the
+inflight_batcher_llm repository. Like upstream, the model runs one static batch after another. The
+requests that Triton passes in one call run together, and later requests wait until all of them have
+ended.
 """
 
 import json
@@ -26,9 +27,9 @@ DEFAULT_PERIOD_MS = 100
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """A Triton request in progress.
+    """A Triton request whose rows were passed to the executor.
 
-    `rows` has the pad id of each row, by the row's id in the executor.
+    `rows` maps the executor's request id of each row to the pad id that fills up the row's output.
     """
 
     request: Any
@@ -53,8 +54,8 @@ class TritonPythonModel:
         )
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # Block here in a worker rank. Inside this call the rank serves the leader until the
-            # leader shuts down.
+            # This process is a worker rank of an MPI job. Inside this call, it serves the leader
+            # rank until the leader shuts down.
             self._executor.shutdown()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -86,9 +87,9 @@ class TritonPythonModel:
         return AcceptedRequest(request, dict(zip(ids, pads, strict=True)))
 
     def _results(self, accepted: list[AcceptedRequest]) -> dict[int, Any]:
-        """Wait until all rows have ended.
+        """Wait until all rows have ended, and return the last response of each row.
 
-        Return the last response of each row, by its id in the executor.
+        The keys are the executor's request ids.
         """
         running = {engine_id: each for each in accepted for engine_id in each.rows}
         results = {}
@@ -104,10 +105,10 @@ class TritonPythonModel:
 
 
 def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
-    """Return the response to a request, which has only the outputs that the client requested.
+    """Return the response to a request, with only the outputs that the client requested.
 
-    output_ids: int32 [B, beams, longest], the prompt and the generated ids, then pad ids.
-    log_probs: float32 [B, longest, beams], of the generated tokens, then zeros.
+    output_ids: int32 [B, beams, longest]; the ids of prompt and output, padded with the pad id.
+    log_probs: float32 [B, longest, beams]; of the generated tokens, padded with zeros.
     """
     responses = [results[engine_id] for engine_id in accepted.rows]
     for response in responses:

@@ -42,7 +42,7 @@ def upstream_watch(period_s: float, on_left: Callable[[Any], object]) -> Any:
 
     Args:
         period_s: polling interval in seconds.
-        on_left: called with the answer of each client that has disconnected.
+        on_left: called with the `ClientAnswer` of each request whose client has disconnected.
 
     Raises RuntimeError if this project's package is not installed.
     """

@@ -30,7 +30,10 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 @dataclass(eq=False)
 class ClientAnswer:
-    """State of the answer to one request."""
+    """The responses to one Triton request.
+
+    `sender` is Triton's response sender. `ended` is True if no more responses may be sent.
+    """
 
     sender: Any
     generation: Any = None
@@ -114,9 +117,9 @@ class TritonPythonModel:
         stopping.send(build_cancelled(), final=True)
 
     def _cancel(self, answer: ClientAnswer, *, ends: bool = True) -> None:
-        """Cancel a request in the engine, and end its answer without waiting for the engine.
+        """Cancel a request in the engine, and send the final response at once.
 
-        If `ends` is False, the client gets no final response, as with some upstream releases.
+        If `ends` is False, no final response is sent. Some upstream releases behave like this.
         """
         self._forget(answer)
         answer.generation.abort()
@@ -130,7 +133,7 @@ class TritonPythonModel:
             self._upstream_watch.remove(answer)
 
     async def _serve(self, request: Any, answer: ClientAnswer) -> None:
-        """Serve one request. If this fails, send the error as the answer."""
+        """Run one request, and send its responses. If it fails, send an error response."""
         request_id = request.request_id()
         try:
             inputs = RequestInputs(request)

@@ -18,15 +18,16 @@ class Behaviour:
     streams: bool = True
     """False if the complete text comes in one response, even for requests with `streaming`."""
     answers_early_errors: bool = True
-    """False if a request that fails before it reaches the engine never gets a response."""
+    """False if a request gets no response at all when it fails before it reaches the engine."""
     ends_stopped: bool = True
-    """False if a request that was ended by a stop request never gets its final response."""
+    """False if a request gets no final response when a stop request ends it."""
     empty_final: bool = False
     """True if a stream ends with an extra response that has only the final flag, without text."""
 
 
-# Versions of upstream: `main` since September 2026, `1.3` the development branch from May to
-# September 2026, `1.2` the release.
+# Behaviour of upstream's llmapi model in three versions. `main` is upstream's main branch since
+# September 2026, `1.3` is the development branch from May to September 2026, and `1.2` is the
+# release.
 BEHAVIOURS = {
     "main": Behaviour(),
     "1.3": Behaviour(answers_early_errors=False, empty_final=True),
