@@ -64,7 +64,7 @@ class Costs:
     formats: float = 1
     format: float = 1_000
     loop: float = 4
-    repeat: float = 6
+    repeat: float = 9
     classes: float = 1
     max_repeats: int = 200
     merges: bool = True

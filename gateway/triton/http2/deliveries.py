@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -18,9 +19,9 @@ from weakref import WeakKeyDictionary
 # CPU's caches, so further tokens are cheaper.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# Seconds after which a queue that was never empty counts as late. A turn then spends `_LATE_SHARE`
-# times as much time on deliveries as on all other work, so that new requests do not starve running
-# streams.
+# Seconds for which a message may wait before the queue counts as late. A turn then spends
+# `_LATE_SHARE` times as much time on deliveries as on all other work, so that new requests do not
+# starve running streams.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
 # Upper bound in seconds for the measured time of a turn's other work. It also limits the time for
@@ -60,9 +61,13 @@ class DeliveryQueue:
         """Number of tasks that wait for a message, on all connections together."""
         self._due: deque[Receiver | _Callback] = deque()
         self._clock = clock
-        self._filled_at = self._ran_at = 0.0
-        """Start of the time in which the queue was never empty for long; time of the last delivery.
-        """
+        self._oldest = self._ran_at = self._released = 0.0
+        """Times at which the messages now being delivered were read, of the end of the last
+        deliveries, and of the end of the last hold."""
+        self._age_s = 0.0
+        """Seconds that the oldest message had waited when the last deliveries began."""
+        self._paused_at: float | None = None
+        """Time at which the connection that reads next paused reading; None if it did not."""
         self._is_overloaded: Callable[[], bool] = lambda: False
         self._hold: asyncio.TimerHandle | None = None
         self._hold_reads = 0
@@ -90,18 +95,17 @@ class DeliveryQueue:
             for call in calls:
                 if call.is_awaited:
                     call.deliver()
+        now = self._clock()
         if not due:
-            now = self._clock()
-            # Reset the times only after a long time without deliveries. After a short time, the
-            # queue may be empty only because a connection delays its next read. A late queue is
-            # then still late.
-            if now - self._ran_at > _LATE_S:
-                self._filled_at = self._ran_at = now
             loop = asyncio.get_running_loop()
             if holds:
                 self._hold, self._hold_reads = loop.call_later(_HOLD_S, self._run), 0
             else:
                 loop.call_soon(self._run)
+        # Messages that come after a pause of reading may have waited in the socket since then.
+        read_at = now if self._paused_at is None else self._paused_at
+        self._paused_at = None
+        due.append(_Callback(partial(self._reach, read_at)))
         due.extend(calls)
 
     def call_after(self, callback: Callable[[], object]) -> None:
@@ -119,14 +123,14 @@ class DeliveryQueue:
             self._hold.cancel()
             loop.call_soon(self._run)
         if self._due:
-            self._due.append(_Callback(callback))
+            self._due.append(_Callback(partial(self._resume, callback, self._clock())))
         else:
             loop.call_soon(callback)
 
     @property
     def is_late(self) -> bool:
-        """True if deliveries have lagged behind received messages for more than `_LATE_S` s."""
-        return self._ran_at - self._filled_at > _LATE_S > self._clock() - self._ran_at
+        """True if the messages that were delivered last had waited for more than `_LATE_S`."""
+        return self._age_s > _LATE_S > self._clock() - self._ran_at
 
     @property
     def _per_turn(self) -> int:
@@ -135,12 +139,13 @@ class DeliveryQueue:
     def _run(self) -> None:
         due, began = self._due, self._clock()
         if self._hold is not None:
-            # Reset the times, because messages that were held on purpose are not late.
-            self._hold, self._filled_at, self._ran_at = None, began, began
+            # Messages that were held on purpose are not late.
+            self._hold, self._released = None, began
         try:
             for _ in range(min(len(due), self._per_turn)):
                 due.popleft().deliver()
-            if due and began - self._filled_at > _LATE_S:
+            self._age_s = began - max(self._oldest, self._released) if due else 0.0
+            if self._age_s > _LATE_S:
                 end = began + _LATE_SHARE * min(began - self._ran_at, _MAX_REST_S)
                 while due and self._clock() < end:
                     due.popleft().deliver()
@@ -148,6 +153,14 @@ class DeliveryQueue:
             self._ran_at = self._clock()
             if due:
                 asyncio.get_running_loop().call_soon(self._run)
+
+    def _reach(self, read_at: float) -> None:
+        """Record that the messages that were read at `read_at` are delivered from now on."""
+        self._oldest = read_at
+
+    def _resume(self, callback: Callable[[], object], paused_at: float) -> None:
+        self._paused_at = paused_at
+        callback()
 
 
 class _Callback:

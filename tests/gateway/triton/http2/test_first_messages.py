@@ -276,24 +276,52 @@ async def test_late_deliveries_get_most_of_the_loop(turn_s: float) -> None:
         assert not queue.is_late or turn_s < late_at_s
 
 
-async def test_deliveries_are_late_until_the_queue_has_been_empty_for_long() -> None:
+async def test_messages_are_late_once_they_have_waited_for_long() -> None:
     with Turns() as turns:
         clock = Clock(turns, 0.001, 0.00002)
         queue = DeliveryQueue(clock)
-        assert not queue.is_late
-        # the next batch arrives as soon as all are delivered, as with delayed reads
-        for _ in range(6):
-            over = asyncio.Event()
-            queue.add([Delivery(turns, clock.delivered) for _ in range(120)])
-            queue.call_after(over.set)
-            await over.wait()
-        assert queue.is_late
+        over = asyncio.Event()
+        queue.add([Delivery(turns, clock.delivered) for _ in range(2000)])
+        queue.call_after(over.set)
+        while not queue.is_late:
+            assert not over.is_set()
+            await asyncio.sleep(0)
+        assert clock() >= 0.02
+        await over.wait()
         begun_at = turns.now
         while queue.is_late:
             await asyncio.sleep(0)
         assert turns.now - begun_at <= 21
-        queue.add([Delivery(turns, clock.delivered) for _ in range(300)])
-        assert not queue.is_late
+
+
+async def test_batches_that_are_delivered_in_time_are_never_late() -> None:
+    """A stream of quick batches is no lateness, however short the queue is empty between them."""
+    with Turns() as turns:
+        clock = Clock(turns, 0.001, 0.00002)
+        queue = DeliveryQueue(clock)
+        for number in range(1, 31):
+            queue.add([Delivery(turns, clock.delivered) for _ in range(120)])
+            while len(clock.delivered) < 120 * number:
+                assert not queue.is_late
+                await asyncio.sleep(0)
+
+
+async def test_messages_wait_since_their_connection_paused_reading() -> None:
+    """They may have been in the socket since then, so they are late sooner than they seem."""
+    with Turns() as turns:
+        clock = Clock(turns, 0.001, 0.00002)
+        queue = DeliveryQueue(clock)
+
+        def read() -> None:
+            queue.add([Delivery(turns, clock.delivered) for _ in range(1000)])
+
+        queue.add([Delivery(turns, clock.delivered) for _ in range(160)])
+        loop = asyncio.get_running_loop()
+        queue.call_after(lambda: loop.call_soon(read))  # 10 iterations later
+        while not queue.is_late:
+            await asyncio.sleep(0)
+        assert len(clock.delivered) > 160
+        assert clock() < 0.03
 
 
 async def test_messages_wait_for_others_of_their_stream_while_requests_are_refused() -> None:
