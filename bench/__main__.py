@@ -67,7 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
                     failed = True
                 bench.log(f"{name}: {time.monotonic() - started:.0f} s")
                 results.notes = bench.notes
-                # Write after each part: an interrupted run then leaves its results.
+                # Write the file after each part, so that an interrupted run leaves the results of
+                # the parts that it has completed.
                 report.write_json(results, options.output / "results.json")
     finally:
         clients.close()

@@ -1,10 +1,11 @@
-"""First-token latency while streams are running, and the CPU time of the streams' tokens.
+"""Benchmark of a new request's first-token latency while other streams are running.
 
-Each server has streams with one token every 20 ms. First the CPU time of the streams' tokens is
-measured without other requests. Then requests of one token are sent, each 20 ms after the answer to
-the one before, on a persistent connection. Without this pause, the requests themselves would keep
-the server's core busy. Servers are measured in alternating windows. A ratio is the median of the
-ratios of neighbouring windows.
+The part also measures the CPU time of the other streams' tokens. Each of these streams receives one
+token every 20 ms. A window has two phases. In the first phase, only these streams run, and the CPU
+time per token is measured. In the second phase, a client also sends requests for one token on a
+persistent connection. It pauses for 20 ms after each response, because requests without a pause
+would keep the server's core busy. The windows of the servers alternate. The CPU time of two servers
+is compared in each pair of neighbouring windows, and the table shows the median of these ratios.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bench.smg import smg
 
 STREAMS = (0, 100, 500)
 QUICK_STREAMS = (0, 5, 20)
-"""Numbers of concurrent streams for which even a busy machine has enough CPU."""
+"""Numbers of concurrent streams with `--quick`: few enough for a busy machine."""
 _BEAT_MS, _PROMPT_TOKENS = 20, 64
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _STREAMS_PER_SECOND, _SETTLE_S = 500, 0.7
@@ -34,7 +35,7 @@ _PAUSE_S, _WARM_S = 0.02, 0.2
 
 @dataclass
 class _Figures:
-    """Figures of one server for one number of streams. Each list has one entry per round."""
+    """Latencies and CPU times of one server with one number of streams, one entry per window."""
 
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
@@ -42,9 +43,9 @@ class _Figures:
 
 
 def beside(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each server and number of streams.
+    """Return the table's rows: one for each server with each number of streams.
 
-    SMG is included only if it can be installed.
+    The servers are the gateway and the other project's gateway SMG, if SMG can be installed.
     """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
@@ -60,9 +61,10 @@ def beside(bench: Bench) -> list[dict[str, Any]]:
 
 
 def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
-    """Return the rows of `servers`, measured in alternating windows.
+    """Measure `servers` in alternating windows, and return the table's rows.
 
-    Ratios are relative to the last server. Raises Unmeasured if a request failed.
+    Each ratio compares a server's CPU time per token with that of the last server. Raises
+    Unmeasured if a request failed.
     """
     counts = QUICK_STREAMS if bench.quick else STREAMS
     figures = {server.name: {count: _Figures() for count in counts} for server in servers}
@@ -114,8 +116,8 @@ def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> N
         raise Unmeasured(f"{server.name}, {streams} streams: {errors[0]}")
     figures.p50_ms.append(1e3 * percentile(first.first, 50))
     figures.p99_ms.append(1e3 * percentile(first.first, 99))
-    # Scale the number of tokens to the first part of the window. The upstream sends tokens at a
-    # constant rate, so a fraction of the time has the same fraction of the tokens.
+    # Estimate the number of tokens until `middle`, because `cpu_s` was measured until `middle`, but
+    # `seen.tokens` was counted until `end`. The upstream sends tokens at a constant rate.
     tokens = seen.tokens * (middle - begin) / (end - begin)
     figures.us_per_token.append(1e6 * cpu_s / tokens if tokens else math.nan)
 

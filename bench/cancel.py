@@ -1,4 +1,7 @@
-"""Latency from a client's disconnect to the stop request at Triton, while other requests stream."""
+"""Benchmark of the latency from a client's disconnect to the stop request at Triton.
+
+Another 100 requests stream at the same time.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ _LANES = 5
 _AFTER_S = 0.15
 _APART_S = 0.027
 _PATIENCE_S = 60.0
-"""Maximum wait for an event, in seconds. An event that is later counts as missing."""
+"""Maximum seconds to wait for a line in the scripted Triton's event log."""
 _PEER_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A scenario: the state of a request when its client disconnects."""
+    """A scenario: the phase of a request in which its client disconnects."""
 
     name: str
     seed: int
@@ -45,13 +48,17 @@ KINDS = (
 
 
 def cancel(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row per scenario: milliseconds until the stop request and the reset arrive."""
+    """Return a row per scenario: latencies of the stop request and of the stream's reset.
+
+    A latency is the time in milliseconds from the client's disconnect until Triton receives the
+    event.
+    """
     count = 20 if bench.quick else 100
     rows = []
     bench.events.unlink(missing_ok=True)
     with bench.upstream() as triton, bench.gateway(triton) as server:
         begin = time.monotonic() + 1.5
-        # Set the load's end late enough: the clients below need about half of this time.
+        # Let the background load run for twice the time that the disconnecting clients need.
         end = begin + 2.0 + 2 * len(KINDS) * count * (_AFTER_S + _APART_S) / _LANES
         shares = bench.clients.start(
             Load(
@@ -93,10 +100,11 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
 
 
 def before_first_token(bench: Bench, server: Server, first: int, count: int) -> list[float]:
-    """Return the stop latencies of clients that disconnect before the first token, in seconds.
+    """Return the seconds from each client's disconnect until the upstream gets a stop request.
 
-    A latency is the time from the disconnect to the stop request at the upstream. Requests that
-    were not stopped are left out. The marks from `first` on must not be used by other requests.
+    The clients disconnect before the first token. Requests that were not stopped are left out. The
+    requests have the `max_tokens` `first`, `first` + 1 and so on, which identify them in the
+    upstream's log. No other request may use these numbers.
     """
     (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
     left = asyncio.run(
@@ -115,7 +123,7 @@ async def _disconnect_clients(
     events: Set[str] = frozenset({"stop", "reset"}),
     patience_s: float = _PATIENCE_S,
 ) -> dict[int, float]:
-    """Return the time at which each client disconnected, by the request's mark, its max_tokens."""
+    """Return the time at which each client disconnected, by the `max_tokens` of its request."""
     left = {}
 
     async def lane(n: int) -> None:
@@ -129,8 +137,8 @@ async def _disconnect_clients(
                     if not data:
                         raise Unmeasured("the gateway closed a stream before its first token")
             await asyncio.sleep(_AFTER_S)
-            # Wait until Triton's log shows that the request has arrived, which takes long on a busy
-            # machine.
+            # Wait until the scripted Triton has logged the request's arrival. On a busy machine,
+            # this takes longer than `_AFTER_S`.
             await _wait_for_events(bench, {(key, "arrival")}, _PATIENCE_S)
             left[key] = time.monotonic()
             writer.transport.abort()
@@ -142,7 +150,10 @@ async def _disconnect_clients(
 
 
 async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
-    """Wait until the scripted Triton has logged all `wanted` events, or for `patience_s`."""
+    """Wait until the scripted upstream has logged all `wanted` events.
+
+    Give up after `patience_s` seconds. An event is the request's `max_tokens` and the event's name.
+    """
     deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():
         if time.monotonic() > deadline:
@@ -151,9 +162,10 @@ async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_
 
 
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
-    """Return the time of the first log entry of each event, by the request's mark and event name.
+    """Return the time of each logged event, by the request's `max_tokens` and the event's name.
 
-    A marked request continues after a stop, so it may be stopped several times.
+    The scripted Triton continues a marked request after a stop request. If it therefore logs
+    several stop requests, the first one counts.
     """
     whole, _, _ = bench.events.read_text().rpartition("\n")
     lines = map(json.loads, reversed(whole.splitlines()))

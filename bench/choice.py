@@ -2,9 +2,11 @@
 
     python -m bench.choice
 
-`known`: all replicas have half of the prompt cached, and one replica has all of it. `new`: no
-replica has any of it. `hashes` are computed once per request, for all replicas. The memory shown is
-the maximum for one replica.
+The command prints a table with two rows for each prompt length. In the row `known`, all replicas
+have cached the first half of the prompt, and one replica has cached the complete prompt. In the row
+`new`, no replica has cached any part of the prompt. The column `hashes` is the time for hashing the
+prompt's prefixes, once per request for all replicas. The last line is the maximum memory of the
+estimates for one replica.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def _replicas() -> list[Replica]:
 
 
 def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the CPU time of each function in microseconds: the minimum of several rounds."""
+    """Return the CPU microseconds per call of each function: the fastest of several rounds."""
     best = [float("inf")] * len(works)
     for _ in range(_TURNS):
         for number, work in enumerate(works):
@@ -61,7 +63,11 @@ def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def _costs(size: int, *, known: bool) -> list[float]:
-    """Return the microseconds of computing the hashes, choosing a replica, and the update."""
+    """Return the CPU microseconds of three steps of a request.
+
+    The steps are hashing the prompt's prefixes, choosing a replica, and updating the estimate of
+    the chosen replica's cache.
+    """
     replicas, generation = _replicas(), _generation(size)
     prefixes = hash_prefixes(generation, "tenant")
     if known:
@@ -87,7 +93,7 @@ def _costs(size: int, *, known: bool) -> list[float]:
 
 
 def _max_bytes() -> int:
-    """Return the maximum memory of one replica's estimates in bytes, with many tenants."""
+    """Return the peak size in bytes of the estimate of one replica's cache, with many tenants."""
     prompts = [hash_prefixes(_generation(750)) for _ in range(5_000)]
     for number, prefixes in enumerate(prompts):
         prefixes.tenant = f"tenant {number % _TENANTS}"
@@ -95,8 +101,8 @@ def _max_bytes() -> int:
     tracemalloc.start()
     cache, most = PrefixCache(), 0
     for prefixes in prompts:
-        # Create separate int objects, as in the gateway, where hashes stay in memory after the
-        # request.
+        # Create new int objects while tracemalloc is running, so that the hashes that the
+        # PrefixCache retains are included in the measured memory.
         prefixes.hashes = [int(str(value)) for value in prefixes.hashes]
         cache.record_answer(prefixes, cache.record_sent(prefixes), None)
         prefixes.hashes = []

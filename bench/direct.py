@@ -21,11 +21,14 @@ PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 class Received(Protocol):
     def __call__(self, count: int, *, end: bool) -> None:
-        """Handle `count` received messages; `end` is True if no more will come."""
+        """Handle the arrival of `count` gRPC messages. `end` is True when the stream has ended."""
 
 
 def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> bytes:
-    """Return a serialized ModelInferRequest for the model tensorrt_llm."""
+    """Return a serialized ModelInferRequest that generates `tokens` tokens after the prompt `ids`.
+
+    The request is for the model tensorrt_llm.
+    """
     request = pb.ModelInferRequest(model_name="tensorrt_llm", id=request_id)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     tensors: dict[str, tuple[str, int, bytes]] = {
@@ -44,7 +47,7 @@ def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> by
 
 
 class Direct(asyncio.Protocol):
-    """An HTTP/2 connection, with any number of concurrent requests."""
+    """An HTTP/2 connection to a gRPC server, with any number of concurrent requests."""
 
     def __init__(self, authority: str, path: str) -> None:
         self._headers = b"\x83\x86" + b"".join(  # ":method POST", ":scheme http"
@@ -66,7 +69,10 @@ class Direct(asyncio.Protocol):
         self._transport.write(frames.PREFACE + frames.opening())
 
     def ask(self, request: bytes, received: Received) -> None:
-        """Send a request of up to 16 KiB on a new stream."""
+        """Send a request of up to 16 KiB on a new stream.
+
+        `received` is called when response messages arrive and when the stream ends.
+        """
         stream, self._next = self._next, self._next + 2
         self._waiting[stream] = bytearray(), received
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self._headers)
@@ -106,9 +112,9 @@ async def connect(address: str, path: str = PATH) -> Direct:
 
 
 async def first_tokens(address: str, requests: list[bytes], path: str = PATH) -> list[float]:
-    """Return the seconds from each request to its first message. Requests are sent one by one.
+    """Send requests one at a time, and return the seconds until the first message of each response.
 
-    Raises TimeoutError if the server does not answer.
+    Raises TimeoutError if the server does not respond.
     """
     line = await connect(address, path)
     loop = asyncio.get_running_loop()

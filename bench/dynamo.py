@@ -1,4 +1,7 @@
-"""Launcher of Dynamo's frontend, from its wheels, connected to a scripted worker."""
+"""Launcher of the frontend of NVIDIA Dynamo, for the comparison of gateways.
+
+The frontend is installed from wheels. Its worker is scripted (see `bench.dynamo_worker`).
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ _MODULES = ("dynamo.frontend.main", "dynamo.llm")
 def dynamo(bench: Bench) -> Iterator[Peer]:
     """Run Dynamo as documented for operation without etcd and NATS, with its fastest tokenizer.
 
-    Dynamo finds its worker through files, and talks to it over TCP in a private protocol. The
-    worker cannot be measured without Dynamo, so the time that Dynamo adds to a first token is
-    unknown.
+    Dynamo finds its worker through files, and talks to the worker over TCP in a private protocol.
+    The benchmark has no client for this protocol, so it cannot measure the worker without Dynamo.
+    The time that Dynamo adds to a first token is therefore unknown.
     """
     path = importable(bench, "dynamo", REQUIREMENTS, _MODULES)
     port, folder = bench.claims.take_free(), bench.folder / "dynamo"

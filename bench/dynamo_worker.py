@@ -28,9 +28,9 @@ _WAITING = 64
 
 
 class ScriptedAnswer:
-    """A request that is being answered.
+    """The tokens of one response, which the worker's `Pacer` releases one at a time.
 
-    The number of tokens that the receiver has not taken is bounded.
+    With the pace `BURST`, the pacer pauses while `_WAITING` released tokens wait for `generate`.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -55,7 +55,7 @@ class ScriptedAnswer:
 
 
 class DynamoWorker:
-    """The endpoint that the frontend calls. Create the object inside the event loop."""
+    """The endpoint that Dynamo's frontend calls. Create the object inside the event loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -86,7 +86,7 @@ class DynamoWorker:
 
 
 async def run(model: Path, name: str, events: Path | None) -> None:
-    """Serve until the task is cancelled."""
+    """Register a worker for the model `name`, and serve its requests until cancelled."""
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
     endpoint = runtime.endpoint("bench.backend.generate")
     worker = DynamoWorker(Log(events.open("a") if events else None))

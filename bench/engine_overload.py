@@ -50,7 +50,10 @@ TENANTS = ("one", "two", "three")
 
 @dataclass
 class Asked:
-    """A request. Times are seconds of the monotonic clock; 0 for an event that did not happen."""
+    """A request and the times of its events.
+
+    Times are seconds of the monotonic clock. A time is 0 if its event has not happened.
+    """
 
     tenant: str
     sent: float
@@ -64,9 +67,10 @@ class Asked:
 
 
 async def _ask(port: int, asked: Asked, tokens: int) -> None:
-    """Send a request on a new connection, and record the times of its events in `asked`.
+    """Send a request for `tokens` tokens, and record the times of its events in `asked`.
 
-    The pools of client libraries are slow with a thousand connections.
+    Each request opens its own socket, because the connection pools of client libraries are slow
+    with a thousand connections.
     """
     body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "stream": True}
     sent = json.dumps(body).encode()
@@ -108,7 +112,10 @@ async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list
 
 @dataclass
 class Window:
-    """The requests in a window of `seconds` from `begin` on."""
+    """A measurement window of `seconds` seconds, which starts at the monotonic time `begin`.
+
+    `seen` has all requests, including those that were sent before or after the window.
+    """
 
     seen: list[Asked]
     begin: float
@@ -122,7 +129,10 @@ class Window:
         return [a for a in self.seen if self.begin <= a.sent < self.end and a.tenant in tenants]
 
     def tokens_per_s(self, within_s: float, *tenants: str) -> float:
-        """Return the tokens per second on streams whose first token was in time."""
+        """Return the goodput of these tenants in tokens per second.
+
+        Only streams whose first token arrived within `within_s` seconds count.
+        """
         good = [a for a in self.seen if a.tenant in tenants and a.in_time(within_s)]
         inside = [self.begin <= at < self.end for a in good for at in a.tokens]
         return sum(inside) / self.seconds
@@ -155,7 +165,7 @@ async def _window(port: int, rates: dict[str, float], settle_s: float, seconds: 
 
 
 async def _capacity(port: int, seconds: float) -> float:
-    """Return the capacity in tokens per second: all slots are in use at all times."""
+    """Return the engine's capacity: the tokens per second while all of its slots are in use."""
     begin = time.monotonic() + 3
     seen: list[Asked] = []
     chance = random.Random(0)

@@ -1,7 +1,8 @@
-"""HTTP/2 frames (RFC 9113), as far as a gRPC call on a trusted connection needs them.
+"""Encoder and decoder of the HTTP/2 frames (RFC 9113) that a gRPC call needs.
 
-The scripted upstream and the direct client share this module. Header blocks to send are constants:
-literal fields that are never indexed and not Huffman-coded (RFC 7541). No encoder is needed.
+The benchmark's scripted servers (`bench.grpc_server`) and its client (`bench.direct`) share this
+module. The peer is trusted, so frames are not validated. The module needs no HPACK encoder
+(RFC 7541): header fields are sent as literals without indexing and without Huffman coding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DEFAULT_WINDOW = 65_535
 LARGEST_WINDOW = 2**31 - 1
 CANCEL = struct.pack(">I", 8)
 
-# Settings that grant the largest windows, because both ends always accept all data.
+# SETTINGS payload with the largest flow-control window, so that a sender never has to wait.
 OPEN_SETTINGS = struct.pack(">HI", INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
 
 
@@ -29,7 +30,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def grpc_message(payload: bytes) -> bytes:
-    """Return the gRPC message with its length prefix, uncompressed."""
+    """Return an uncompressed gRPC message: `payload` with gRPC's five-byte prefix."""
     return struct.pack(">BI", 0, len(payload)) + payload
 
 
@@ -43,9 +44,9 @@ def window_update(stream: int, size: int) -> bytes:
 
 
 def opening() -> bytes:
-    """Return the first frames that an endpoint sends, which grant the largest windows.
+    """Return the first frames that a client or a server sends on a connection.
 
-    A client sends the connection preface before them.
+    They set the flow-control windows to the maximum. A client must send `PREFACE` before them.
     """
     return frame(SETTINGS, 0, 0, OPEN_SETTINGS) + window_update(0, LARGEST_WINDOW - DEFAULT_WINDOW)
 
@@ -59,7 +60,10 @@ def literal(name: str, value: str) -> bytes:
 
 
 def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield (kind, flags, stream, payload) of each complete frame, then remove these frames."""
+    """Yield (type, flags, stream id, payload) of each complete frame in `buffer`.
+
+    After the last one, remove the yielded frames from `buffer`.
+    """
     at, end = 0, len(buffer)
     view = bytes(buffer)
     while end - at >= 9:
@@ -82,7 +86,10 @@ def bare_payload(flags: int, payload: bytes) -> bytes:
 
 
 def take_messages(buffer: bytearray) -> Iterator[bytes]:
-    """Yield and remove each complete gRPC message. Raises ValueError for a compressed message."""
+    """Remove each complete gRPC message from `buffer`, and yield its payload.
+
+    Raises ValueError for a compressed message.
+    """
     while len(buffer) >= 5:
         compressed, size = struct.unpack_from(">BI", buffer)
         if compressed:

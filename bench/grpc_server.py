@@ -1,7 +1,8 @@
-"""HTTP/2 and gRPC server for scripted upstreams: calls, flow control, paced answers.
+"""HTTP/2 and gRPC server for the benchmark's scripted upstreams (Triton, and SMG's worker).
 
-A message is serialized once per request. A token then costs such a process about a microsecond. A
-gRPC library would need tens of microseconds.
+A subclass of `ScriptedService` defines the methods and the responses. This module handles frames
+and flow control, and sends tokens at the pace that a request selects. It uses no gRPC library:
+sending a token takes about a microsecond of CPU time, and a library would take tens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import hpack
 from bench import frames, pace
 
 MARKED = 900_000
-"""Marks: if a request's number of tokens is at least this, its events are logged."""
+"""Smallest `max_tokens` of a marked request. The events of marked requests are logged."""
 
 _HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88: ":status 200"
 _OK = frames.literal("grpc-status", "0")
@@ -28,7 +29,11 @@ _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 
 
 class Log:
-    """Log of the events of marked requests. An id is remembered until its stop request arrives."""
+    """Log of the events of marked requests, as lines of JSON.
+
+    The log never forgets the id of a marked request, so a stop request is logged even if it arrives
+    after the end of the answer.
+    """
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
@@ -50,10 +55,10 @@ class Log:
 
 
 class ScriptedService(ABC):
-    """State that all connections share. Create the object inside the event loop.
+    """Base class of a scripted gRPC service. All connections of a process share one object.
 
     `methods` are the gRPC paths that the service implements. `running` has the unfinished answers
-    by request id.
+    by request id. Create the object inside the event loop.
     """
 
     def __init__(self, log: Log, methods: Set[str]) -> None:
@@ -64,19 +69,24 @@ class ScriptedService(ABC):
 
     @abstractmethod
     def receive(self, call: ServerCall, message: bytes) -> None:
-        """Handle a message of a call. The call's path is one of `methods`."""
+        """Handle a message that the client sent on `call`. `call.path` is one of `methods`."""
 
     def begin(self, answer: StreamedAnswer, key: int, seed: int) -> None:
-        """Send an answer at the pace of `seed`. Log its events if `key` is a mark."""
+        """Start sending an answer at the pace that `seed` selects (see `pace`).
+
+        `key` is the request's number of tokens. The answer's events are logged if `key` is at least
+        `MARKED`.
+        """
         self.log.began(answer.request_id, key)
         answer.call.answers.append(answer)
         self.running[answer.request_id] = answer
         self.pacer.add(answer, seed)
 
     def stop(self, request_id: str) -> bool:
-        """End a request as an engine would; a marked request continues.
+        """Handle a stop request: end the answer early, as an engine does.
 
-        Returns True if the request was running.
+        A marked request continues, and only the event is logged. Returns True if the request was
+        running.
         """
         self.log.note(request_id, "stop")
         running = self.running.get(request_id)
@@ -86,9 +96,11 @@ class ScriptedService(ABC):
 
 
 class StreamedAnswer(ABC):
-    """An answer in progress. `left` tokens are not sent yet; `owed` of them are due.
+    """An answer in progress.
 
-    `size` is the approximate size in bytes of the next message's frames.
+    `left` is the number of tokens that are not sent yet. `owed` is the number of tokens that are
+    due but wait for the client to read. `size` is the approximate size in bytes of the next
+    message's frames.
     """
 
     __slots__ = ("call", "left", "owed", "request_id", "size")
@@ -102,11 +114,11 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def message(self) -> list[bytes]:
-        """Return the frames of the next token. `left` is already the number of tokens after it."""
+        """Return the frames of the next token. `left` does not include this token anymore."""
 
     @abstractmethod
     def send_stop(self) -> None:
-        """Send the end of an answer that was stopped early."""
+        """Send the final message of an answer that was stopped early."""
 
     def takes(self) -> bool:
         return self.call.takes(self.size)
@@ -134,7 +146,10 @@ class StreamedAnswer(ABC):
 
 
 class ServerCall:
-    """An HTTP/2 stream with one or more answers. It ends after its last answer."""
+    """A gRPC call: an HTTP/2 stream with one or more answers.
+
+    The server ends the stream when the client has ended its side and all answers are complete.
+    """
 
     def __init__(self, connection: ServerConnection, stream: int, path: str) -> None:
         self.stream = stream
@@ -151,9 +166,10 @@ class ServerCall:
             connection.send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _HEADERS))
 
     def takes(self, size: int) -> bool:
-        """Return True if `size` bytes can be sent now. `size` includes frame headers.
+        """Return True if frames of `size` bytes, including headers, can be sent now.
 
-        Returns True for a closed stream, too: the pacer then calls `emit` and notices the end.
+        Also returns True for a closed stream. The pacer then calls `emit`, which returns False, and
+        drops the stream.
         """
         open_for = min(self.window, self._connection.window)
         return self.closed or (not self._connection.paused and open_for >= size)
@@ -204,7 +220,7 @@ class ServerCall:
 
 
 class ServerConnection(asyncio.Protocol):
-    """A server's connection. All data of one event loop iteration is sent in one write."""
+    """A connection from a client. All data of one event loop iteration is sent in one write."""
 
     def __init__(self, service: ScriptedService) -> None:
         self.service = service
@@ -304,9 +320,10 @@ class ServerConnection(asyncio.Protocol):
 
 
 async def serve(service: ScriptedService, port: int) -> None:
-    """Serve until the task is cancelled.
+    """Serve `service` on a port of 127.0.0.1 until the task is cancelled.
 
-    Several processes may listen on one port: the kernel distributes connections among them.
+    Several processes may listen on the same port. The kernel then distributes the connections among
+    the processes.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

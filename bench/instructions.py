@@ -52,27 +52,28 @@ _PARTS = {
     "loop and HTTP parser": ("loop.", "parser."),
     "pydantic, orjson": ("_pydantic_core", "orjson"),
 }
-"""Columns of the table: prefixes of the files with the component's code.
+"""Filename prefixes of the libraries of each component, which is a column of the table.
 
-Other files are `other`.
+Instructions in files with other names are in the column `other`.
 """
 _TEXT = b"~"  # text of `upstream.TOKEN`
 _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
 
 
 def instructions(bench: Bench) -> list[dict[str, Any]]:
-    """Return thousands of instructions of a request of one token in each protocol, and of a token.
+    """Return rows with thousands of instructions: for a request in each protocol, and for a token.
 
-    Requests are sent one at a time, because a gateway under callgrind is forty times slower. With
-    paced tokens, the upstream sends a token when the client has received the previous one, so each
-    is delivered separately. Raises Unmeasured without valgrind.
+    A measured request generates one token. Requests are sent one at a time, because a gateway under
+    callgrind is forty times slower. In the row "a token, paced", the upstream sends a token only
+    after the client has received the previous token, so each token is delivered separately. Raises
+    Unmeasured if valgrind is not installed.
     """
     if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
         raise Unmeasured("valgrind is not installed")
     files = bench.folder / "callgrind"
     under = [part.format(files) for part in _COMMAND]
-    # Turn the garbage collector off. It runs once in some hundred requests, and would add 4 % to
-    # the row that is measured at that time.
+    # Turn Python's garbage collector off. It runs once in some hundred requests, and would add 4 %
+    # to whichever row is being measured at that time.
     (bench.folder / "sitecustomize.py").write_text("import gc\n\ngc.disable()\n")
     path = os.pathsep.join([str(bench.folder), str(ROOT)])
     settings = {"PYTHONHASHSEED": "0", "PYTHONPATH": path}
@@ -124,7 +125,11 @@ class _Counter:
         return _row(f"{protocol}, {size} tokens", found, _COUNTED)
 
     def token(self, name: str, seed: int, tokens: int, *, streams: int) -> dict[str, Any]:
-        """Count one token of a chat: the cost of `tokens` + 1 tokens minus that of one token."""
+        """Return a row with the instructions per token of a chat.
+
+        The instructions of a chat with one token are subtracted from those of a chat with `tokens`
+        + 1 tokens. The difference is divided by the number of tokens.
+        """
         short, long = (chat(seed=seed, tokens=n) for n in (1, tokens + 1))
         lines, path = self._lines[:streams], self.server.path
         step = self._step if seed == STEPPED else None
@@ -143,7 +148,10 @@ class _Counter:
         on_token: Callable[[], None] | None = None,
         at_least_s: float = 0.0,
     ) -> Counter[str]:
-        """Count the instructions of these requests, and subtract the gateway's idle work."""
+        """Send the request `times` times on each connection, and return the instructions by column.
+
+        The instructions that an idle gateway executes in the same time are subtracted.
+        """
         self._control("-z")
         began = time.monotonic()
         self._ask(lines, path, body, times, on_token)
@@ -205,8 +213,10 @@ def _row(what: str, found: Counter[str], times: int) -> dict[str, Any]:
 def _by_part(dump: Path) -> Counter[str]:
     """Return the instructions in one callgrind file, by column of the table.
 
-    Reference: Valgrind manual, "Callgrind Format Specification". `ob=` is followed by lines of a
-    position and a cost. `calls=` is followed by one line with the callee's cost.
+    The format is described in the Valgrind manual, "Callgrind Format Specification". A line `ob=`
+    names the library of the lines after it, which have a position and a number of instructions. The
+    line after `calls=` has the instructions of the called function. It is skipped, because the
+    function has its own lines.
     """
     names: dict[str, str] = {}
     found: Counter[str] = Counter()

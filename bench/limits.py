@@ -1,9 +1,10 @@
-"""CPU time and throughput of tenants' limits: the same requests with and without limits.
+"""Benchmark of the cost of tenants' limits: CPU time and throughput with and without limits.
 
-First one gateway with one worker is measured, then one with eight workers (two on a machine with
-few cores), with a real Redis. The requests are chats of one token. The last column tests a small
-limit: a tenant with 60 requests a minute sends 61 requests, each on a new connection and thus to
-any worker. The column has the number of accepted requests.
+The gateway is measured with one worker, then with eight workers (two on a machine with few cores).
+The workers share the counters of the limits in a real Redis. The requests are chats of one token.
+The last column checks that a limit is exact: a tenant with a limit of 60 requests a minute sends 61
+requests, and the column has the number of accepted requests. Each of the 61 requests opens a new
+connection, so that any worker may receive it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _ROUNDS, _QUICK_ROUNDS = 4, 2
 _STREAMS = 64
 _FREE, _LIMITED, _SMALL = "unlimited", "limited", "small"
 _SMALL_LIMIT = 60
-# Limits slightly above what eight workers can serve: workers reserve smaller blocks near a limit.
+# Limits slightly above what eight workers can serve. A worker reserves requests and tokens in
+# blocks, and the blocks become smaller near a limit, so these limits are the expensive case.
 _LIMITS = {
     "requests_per_minute": 2_000_000,
     "tokens_per_minute": 200_000_000,
@@ -42,7 +44,7 @@ _LIMITS = {
 
 
 class _Round(NamedTuple):
-    """Results of a window with or without limits, and the CPU seconds of Redis in the window."""
+    """Results of one measurement window, and the CPU seconds that Redis used in the window."""
 
     seen: Window
     redis_s: float
@@ -53,7 +55,7 @@ class _Round(NamedTuple):
 
 
 def limits(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each number of workers. Figures are medians of several windows."""
+    """Return a row for each number of workers, with medians of several measurement windows."""
     available = len(os.sched_getaffinity(0))
     many = 8 if available >= 16 else 2
     if many < 8:

@@ -1,8 +1,8 @@
 """Benchmark of the LiteLLM proxy, installed from its wheel into a virtual environment under build/.
 
-LiteLLM speaks OpenAI's protocol to its upstream, so the upstream is a scripted OpenAI server at the
-pace of the scripted Triton. LiteLLM's added time is relative to that server. The gateway's added
-time is relative to the scripted Triton.
+LiteLLM speaks OpenAI's protocol to its upstream, so its upstream is a scripted OpenAI server. This
+server sends tokens at the same pace as the scripted Triton, which is the gateway's upstream. The
+time that a proxy adds to a first token is its latency minus that of its own upstream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def litellm(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _row(bench: Bench, server: Server, straight_s: list[float]) -> dict[str, Any]:
-    # Measure the heaviest loads last, because their unfinished requests continue afterwards.
+    # Measure the heaviest loads last. The server continues their unfinished requests after the
+    # window, which would disturb another measurement.
     row: dict[str, Any] = {"who": server.name}
     seconds = max(bench.seconds, 2.0)
     alone = window(bench, server, chat(seed=BURST, tokens=1), 1, seconds=seconds)
@@ -88,7 +89,7 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
     command = [str(executable), "--config", str(config), "--host", LOCALHOST]
     command += ["--port", str(port), "--num_workers", "1", "--telemetry", "False"]
     live = "/health/liveliness"
-    # Use the price list in the wheel, to avoid a download.
+    # Use the list of model prices in the wheel, so that LiteLLM does not download the list.
     env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
     # Require no API keys, so that the cost of checking keys is not included.
     env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
@@ -98,9 +99,9 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
 
 
 def _install(bench: Bench) -> Path | None:
-    """Return the proxy's command, which the first run installs.
+    """Return the path of the command `litellm`. Install the proxy if this is the first run.
 
-    If that fails, add a note; return None.
+    If the installation fails, add a note to the results and return None.
     """
     executable, marker = _VENV / "bin" / "litellm", _VENV / ".installed"
     if marker.exists() and marker.read_text() == REQUIREMENT:

@@ -1,7 +1,10 @@
-"""CPU time of a token if each response repeats all earlier text (llmapi), compared with token ids.
+"""Benchmark of the gateway's CPU time per token with the llmapi repository's model.
 
-Both gateways alternate under the same load: 100 streams, one token every 20 ms each, in answers of
-64, 512 and 4,096 tokens of 4 bytes. Each window covers all positions of an answer equally.
+In each response message, this model repeats the complete text so far. The model of the repository
+inflight_batcher_llm sends only the new token's id. The benchmark measures a gateway for each of the
+two repositories, in alternating windows with the same load: 100 streams with one token every 20 ms.
+Answers have 64, 512 or 4,096 tokens of 4 bytes. A window has as many tokens from the beginning of
+an answer as from its end.
 """
 
 from __future__ import annotations
@@ -15,19 +18,25 @@ LENGTHS = (64, 512, 4096)
 STREAMS = 100
 _BEAT_MS = 20
 _ROUNDS = 3
-# Duration of the shortest answer, over which the streams' starts are spread. Streams that start
-# together would end together, and a window would contain either two or three such ends.
+# Time over which the streams' starts are spread: the duration of the shortest answer. If all
+# streams started together, all answers would also end together. The number of ends in a window, and
+# thus the measured CPU time, would then depend on the window's exact begin.
 _RAMP_S = 1.28
-# Seconds before the window. A first answer may start at a later position, and its earlier text
-# arrives at once; this time must not be measured.
+# Seconds between the start of the streams and the window. The first answers begin in the middle of
+# their text (see `text_answer`), and their first message has all of the earlier text. These large
+# messages must not be measured.
 _SETTLE_S = 3.0
 _PIECE_BYTES = 4
 
 
 def llmapi(bench: Bench) -> list[dict[str, Any]]:
-    """Return, per answer length, the CPU time of each gateway, requests included, and the ratio."""
-    # Set both limits, because the llmapi repository does not report them. With the gateway's
-    # default, 36 of the 100 streams would be queued.
+    """Return a row per answer length: CPU time per token of each gateway, and their ratio.
+
+    The CPU time includes the processing of the requests.
+    """
+    # Set the maximum sequence length and the number of requests in flight, because the llmapi
+    # repository does not report them. With the gateway's default, 36 of the 100 streams would be
+    # queued.
     limit = {"GATEWAY_MAX_SEQ_LEN": str(MAX_SEQ_LEN), "GATEWAY_REPLICA_IN_FLIGHT": "256"}
     with (
         bench.upstream() as of_ids,

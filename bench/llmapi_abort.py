@@ -44,8 +44,8 @@ _ENDLESS, _SHORT = 100_000, 20
 _FOLLOWS_S = 0.02
 _PATIENCE_S = 60.0
 _ONE, _TWO, _THE = 487, 1346, 317
-# Output: " one" ten times, " two" nine times, " the". Each stop string first occurs in another
-# phase.
+# The engine's output: " one" ten times, " two" nine times, then " the". Each of these words is the
+# stop string of one phase, because its first occurrence is in that phase.
 _SCRIPT = [_ONE] * 10 + [_TWO] * 9 + [_THE]
 HOW = ("client leaves", "deadline", "stop request", "stop string")
 # Seconds from the request to its abort.
@@ -73,7 +73,10 @@ class Deployment:
         """Number of requests sent to the gateway."""
 
     async def measure(self, how: str, phase: str) -> float:
-        """Return the milliseconds from the abort until the engine starts the next request."""
+        """Abort a request in the way `how`, during the phase `phase`.
+
+        Return the milliseconds from the abort until the engine starts the next request.
+        """
         tokens = _SHORT if phase == "at the last token" else _ENDLESS
         stop, after_s = None, PHASES[phase]
         if how == "stop string":
@@ -104,15 +107,18 @@ class Deployment:
     async def _victim(
         self, how: str, tokens: int, stop: str | None, after_s: float
     ) -> str | asyncio.Task[bytes]:
-        """Start the request to abort. Return its id at Triton, or the task of a gateway request."""
+        """Start the request that will be aborted.
+
+        Return its id if it was sent to Triton, or its client's task if it was sent to the gateway.
+        """
         if how == "stop request":
             return await self._start_request(tokens)
         body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "stream": True, "stop": stop}
         headers = {"x-request-timeout": f"{after_s:.3f}"} if how == "deadline" else {}
 
         async def sent(event: str, _: object) -> None:
-            # Count only requests that were sent completely: on a busy machine, a client may
-            # disconnect before.
+            # Count only requests that were sent completely. On a busy machine, a client may be
+            # cancelled before that, and the gateway does not count its request.
             self.asked += event == "http11.send_request_body.complete"
 
         async def ask() -> bytes:
@@ -137,9 +143,9 @@ class Deployment:
         await self._model.send(self._model.stop(name))
 
     async def _wait_until_scheduled(self) -> float:
-        """Send a request to Triton.
+        """Send a request to Triton, and wait until it leaves the engine's queue.
 
-        Return the time at which the engine started it, in monotonic seconds.
+        Return the monotonic time in seconds at which the engine started the request.
         """
         self._number += 1
         build = self._model.request(f"behind-{self._number}")
@@ -152,9 +158,9 @@ class Deployment:
         raise RuntimeError("the engine does not tell when it began")
 
     async def ends(self) -> float:
-        """Return the number of ended requests that the gateway counted.
+        """Return the number of ended requests in the gateway's metrics.
 
-        Waits until the gateway has counted all requests, but not for an unlimited time.
+        Waits until the gateway has counted all requests, for at most `_PATIENCE_S` seconds.
         """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
@@ -189,12 +195,12 @@ async def _run_deployment(triton: str, release: str, port: int) -> AsyncIterator
 async def _rows(triton: str, release: str, port: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
     async with _run_deployment(triton, release, port) as place:
-        # warm up: the first request has additional costs
+        # Warm up and discard the result, because the first request takes longer.
         await place.measure("client leaves", "in the middle")
         for how in HOW:
             for phase in PHASES:
-                # Skip the phases without text: the queue and, in release 1.2, all phases before the
-                # end.
+                # Skip stop strings where no text arrives before the answer's end: in the queue and,
+                # with release 1.2, in every phase.
                 if how == "stop string" and (phase == "queued" or release == V1_2):
                     continue
                 found = [await place.measure(how, phase) for _ in range(rounds)]

@@ -38,7 +38,10 @@ ROWS = [(polls, stream) for polls in (False, True) for stream in (False, True)]
 
 
 class Chats:
-    """A number of chats in closed loops, until Triton dies."""
+    """Client that sends chats in concurrent closed loops, and stops if Triton dies.
+
+    `answered` and `failed` are the numbers of its chats so far.
+    """
 
     def __init__(self, port: int, triton: int, *, stream: bool) -> None:
         self._port = port
@@ -48,7 +51,7 @@ class Chats:
 
     @property
     def triton_lives(self) -> bool:
-        """True while the Triton process that was started is running."""
+        """True while the tritonserver process is running."""
         return self._triton.is_running() and self._triton.status() != psutil.STATUS_ZOMBIE
 
     async def run(self, count: int, concurrency: int) -> None:

@@ -1,12 +1,12 @@
 """Load generator with raw sockets, which sends streaming requests in closed loops.
 
-A client library would use more CPU time for an SSE event than the gateway, so it would measure
-itself. This client therefore only counts tokens and reads the clock. It counts the letter of the
-scripted Triton's only token (see `upstream.TOKEN`), so an event with several tokens is counted
-correctly.
+A client library needs more CPU time for an SSE event than the gateway. The benchmark would then
+measure the library instead of the gateway. This client therefore does not parse events: it only
+counts tokens and reads the clock. The scripted Triton always sends the token `~` (see
+`upstream.TOKEN`), so the number of these characters is the number of tokens.
 
 A stream is one keep-alive connection that sends one request at a time. It sends the next request
-after the answer to the last one.
+when the response to the previous request is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LETTER = b"~"
 NUMBER = b"@@@@@@@@"
 """Placeholder in a request body, which is replaced by a different number in each request.
 
-The prompts then differ, so no prompt cache has an influence on the results.
+Each prompt is then different, so no server can answer from a cache of earlier prompts.
 """
 
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
@@ -62,9 +62,9 @@ class Load:
     end: float
     pause_s: float = 0.0
     is_patient: bool = False
-    """True to repeat a request that gets 503 before `begin`, instead of reporting an error.
+    """True if a request that gets status 503 before `begin` is repeated instead of failing.
 
-    A server may be too busy while the streams start.
+    A server may refuse requests only because all streams start at about the same time.
     """
 
 
@@ -100,7 +100,7 @@ def request(port: int, path: str, body: bytes, key: str = "unused") -> bytes:
 
 
 class _Stream(asyncio.Protocol):
-    """Connection that sends the load's request again after each answer."""
+    """Connection that repeats the load's request whenever the previous response is complete."""
 
     def __init__(self, load: Load, seen: Seen, numbers: Iterator[int]) -> None:
         self._load = load
@@ -153,8 +153,8 @@ class _Stream(asyncio.Protocol):
         if count := data.count(LETTER):
             self._tokens(count)
         if self._left is None:
-            # Keep the last seven bytes of a chunked answer, because the end marker may arrive in
-            # several reads.
+            # Keep the last seven bytes of a chunked response, because the marker of its end may
+            # arrive in several reads.
             self._tail = (self._tail + data)[-7:] if len(data) < 7 else data[-7:]
             done = self._tail == _END_OF_CHUNKS
         else:
@@ -220,18 +220,18 @@ async def _run(load: Load) -> Seen:
 def run(load: Load) -> Seen:
     """Run the load in this process until `load.end`, and return the measurements.
 
-    Raise OSError if a connection fails.
+    Raises OSError if a connection to the server cannot be opened.
     """
     return uvloop.run(_run(load))
 
 
 class Clients:
-    """Pool of client processes, which are pinned to `cores`."""
+    """Pool of processes that run loads. The processes are pinned to `cores`."""
 
     def __init__(self, cores: Iterable[int]) -> None:
         cores = tuple(cores)
         self.count = len(cores)
-        # Start one additional process, for another load at the same time (see `submit`).
+        # Start one process more than `start` uses, so that a second load can run at the same time.
         self._pool = ProcessPoolExecutor(
             self.count + 1, mp_context=get_context("spawn"), initializer=pin, initargs=(cores,)
         )
@@ -239,10 +239,10 @@ class Clients:
             started.result()
 
     def start(self, load: Load) -> list[Future[Seen]]:
-        """Start a load, and return a future for each process with the measurements.
+        """Divide the load's streams among the processes, and start the load.
 
-        The streams are divided among the processes. A small load uses fewer processes: one for each
-        32 streams.
+        A small load uses fewer processes: one for each 32 streams. Return a future for each
+        process, whose result is the process's measurements.
         """
         count = min(self.count, -(-load.streams // 32))
         shares = [load.streams // count + (n < load.streams % count) for n in range(count)]

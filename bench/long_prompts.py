@@ -25,23 +25,23 @@ from ops.local_stack.ports import LOCALHOST
 SIZES = (8_000, 32_000, 128_000)
 _STREAMS, _BEAT_MS = 100, 20
 _OPEN, _QUICK_OPEN = 16, 8
-# Prompt tokens per second, for the length of a window. It must suffice for several prompts even on
-# a busy machine.
+# Assumed speed of a busy machine in prompt tokens per second. The length of a window is derived
+# from it, so that a window has time for several prompts of any length.
 _PER_SECOND = 16_000
 _BEGUN_WITHIN_S, _SETTLE_S = 60.0, 2.0
 _PEAK = "VmHWM"
 
 
 def long_prompts(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each prompt size.
+    """Return a row for each prompt size: latency, CPU time and memory of the gateway.
 
-    Memory is the memory of the gateway's process, as the operating system reports it.
+    Memory is the resident memory of the gateway's process.
     """
     rows = []
     with bench.upstream() as triton:
         for size in SIZES:
-            # Start a new gateway for each size: a shorter prompt would reuse memory that a longer
-            # prompt has freed.
+            # Start a new gateway for each size. Otherwise, a prompt would reuse memory that earlier
+            # prompts have freed, and the measured increase would be too small.
             with bench.gateway(triton) as server:
                 rows.append(_row(bench, server, size))
     return rows
@@ -74,7 +74,10 @@ def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
 
 
 def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, int]:
-    """Measure the streams alone and beside long prompts. Also return the number of prompts."""
+    """Measure 100 streams first without, then with concurrent long prompts.
+
+    Return both windows, and the number of long prompts that were answered.
+    """
     trickle = chat(seed=_BEAT_MS)
     calm = window(bench, server, trickle, _STREAMS, watched=True)
     with _background_load(bench, server, body, 1, 2 * bench.seconds + 2.0) as shares:
@@ -87,8 +90,8 @@ def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
     streams = _QUICK_OPEN if bench.quick else _OPEN
     body = server.body(chat(seed=IDLE, prompt_tokens=size))
     with contextlib.ExitStack() as lines:
-        # Open one stream before the measurement: the allocator then has its memory for reading a
-        # prompt.
+        # Open one stream before the measurement. The process then already has the memory that it
+        # temporarily needs to read a long prompt.
         lines.enter_context(_open_stream(server, body, 0))
         before = _wait_for_settled_rss(server)
         for number in range(1, streams + 1):
@@ -97,13 +100,13 @@ def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
 
 
 def _wait_for_settled_rss(server: Server) -> int:
-    """Return the resident bytes, after waiting until the memory of a prompt's text is freed."""
+    """Wait until the gateway has freed the prompt's text, and return the resident bytes."""
     time.sleep(_SETTLE_S)
     return server.rss()
 
 
 def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
-    """Return the connection of a stream that has received its first token."""
+    """Send a request, wait for its first token, and return the open connection."""
     line = socket.create_connection((LOCALHOST, server.port), timeout=_BEGUN_WITHIN_S)
     line.sendall(request(server.port, server.path, body.replace(NUMBER, b"%08d" % number)))
     while LETTER not in (data := line.recv(2**16)):
@@ -116,7 +119,7 @@ def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
 def _background_load(
     bench: Bench, server: Server, body: bytes, streams: int, seconds: float
 ) -> Iterator[list[Future[Seen]]]:
-    """Run another load while the code inside the context runs."""
+    """Run `streams` closed loops in the background for `seconds`. Yield the futures of the load."""
     now = time.monotonic()
     load = Load(
         port=server.port,

@@ -1,4 +1,4 @@
-"""Cost of LoRA adapters: requests with a resident adapter, and uploads of new adapters.
+"""Benchmark of LoRA adapters: requests with a resident adapter, and uploads of new adapters.
 
 `gateway up` runs the synthetic engine with the shapes of an 8B Llama model, and adapters of about
 13 and 132 MB. Two comparisons alternate. Requests to a resident adapter are compared with requests
@@ -40,7 +40,7 @@ SIZES = {
     "mlp_4h_to_h": INNER + HIDDEN,
     "mlp_gate": HIDDEN + INNER,
 }
-# Rank and modules of each adapter size.
+# Rank and target modules of the adapter of each size.
 KINDS = {"13 MB": (11, ["mlp_4h_to_h"]), "132 MB": (16, list(SIZES))}
 BLOCKS = 10
 FULL, QUICK = {"requests": 300, "adapters": 4}, {"requests": 100, "adapters": 2}
@@ -48,9 +48,9 @@ Tensors = tuple[npt.NDArray[np.float16], npt.NDArray[np.int32]]
 
 
 def make_engine(folder: Path) -> Path:
-    """Write a synthetic engine that answers immediately, with the demo's tokenizer.
+    """Write the folder of a synthetic engine that answers immediately, and return the folder.
 
-    Return its folder.
+    The engine has the demo model's tokenizer.
     """
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -101,7 +101,7 @@ def make_tensors(kind: str, seed: int) -> Tensors:
 
 
 async def ask(client: httpx.AsyncClient, model: str) -> float:
-    """Send a request for one token. Return the seconds until its answer."""
+    """Send a completion request for one token. Return the seconds until the response."""
     body = {"model": model, "prompt": "one two three", "max_tokens": 1, "temperature": 0}
     started = time.perf_counter()
     response = await client.post("/v1/completions", json=body)
@@ -120,7 +120,8 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
     cpu = {"demo": 0.0, "warm": 0.0}
     for model in seconds:
         await ask(client, model)
-    # Measure blocks of requests, because the operating system's CPU clock ticks every 10 ms.
+    # Read the CPU time once per block of requests, because its resolution is 10 ms, which is much
+    # more than one request needs.
     for block in range(BLOCKS):
         for model in sorted(seconds, reverse=bool(block % 2)):
             before = sum(process.cpu_times()[:2])
@@ -136,9 +137,10 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
 
 
 async def longest_silence(url: str, until: asyncio.Event) -> float:
-    """Send trivial requests until the event is set. Return the longest duration in seconds.
+    """Return the gateway's longest response time in seconds until the event is set.
 
-    This shows for how long the event loop was stalled.
+    The requests are for /health/live and need almost no work, so the longest response time is the
+    longest stall of the gateway's event loop.
     """
     longest = 0.0
     async with httpx.AsyncClient(base_url=url) as client:
@@ -151,7 +153,10 @@ async def longest_silence(url: str, until: asyncio.Event) -> float:
 
 
 async def measure_upload(client: httpx.AsyncClient, url: str, model: str) -> tuple[float, float]:
-    """Return the seconds of an adapter's first request, and the event loop's longest stall."""
+    """Send the first request to an adapter, which uploads the adapter to Triton.
+
+    Return the seconds until the response, and the longest stall of the gateway's event loop.
+    """
     done = asyncio.Event()
     probe = asyncio.create_task(longest_silence(url, done))
     await asyncio.sleep(0.2)
@@ -246,7 +251,7 @@ async def measure(
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows for the base model, for a resident adapter, and for an upload of each size."""
+    """Return the table's rows: the base model, a resident adapter, and an upload of each size."""
     base = results["warm"]
     empty = {"plain client ms": None, "ratio": None, "stall ms": None}
     found: list[dict[str, Any]] = [
@@ -269,7 +274,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def lora(bench: Bench) -> list[dict[str, Any]]:
-    """Measure resident adapters and uploads on the complete local stack."""
+    """Start the local stack, and return the table of requests to adapters and of uploads."""
     folder = bench.folder / "lora"
     folder.mkdir()
     engine = make_engine(folder / "engine-demo")

@@ -1,4 +1,4 @@
-"""Description of the machine, and assignment of processes to cores."""
+"""Description of the machine for the benchmark's report, and assignment of processes to cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PACKAGES = ("uvicorn", "uvloop", "grpcio", "protobuf", "h2", "tokenizers", "nvi
 
 
 def pin(cores: Iterable[int]) -> None:
-    """Bind this process to cores; its child processes inherit them."""
+    """Bind this process, and child processes that it starts from now on, to CPU cores."""
     os.sched_setaffinity(0, cores)
 
 
@@ -36,9 +36,9 @@ def pin_family(pid: int, cores: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class Cores:
-    """Assignment of cores.
+    """Assignment of CPU cores to the gateway, the scripted upstream and the load client.
 
-    If the gateway leaves fewer than 3 cores, the upstream and the client share these cores.
+    If fewer than 3 cores remain beside the gateway's, the upstream and the client share them.
     """
 
     gateway: tuple[int, ...]
@@ -60,7 +60,7 @@ def cores_for(workers: int) -> Cores:
 
 
 def describe() -> dict[str, str]:
-    """Return the facts about the machine and its software that affect the figures."""
+    """Return the hardware and the software versions that affect the measurements, by name."""
     cpu = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -85,10 +85,7 @@ def describe() -> dict[str, str]:
 
 
 class Others:
-    """CPU use by other processes since the object was created.
-
-    Excludes this process and its children.
-    """
+    """CPU use since the object was created by processes that do not belong to the benchmark."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

@@ -51,7 +51,10 @@ def _fill(root: Path, adapters: int) -> None:
 
 
 async def _start(root: Path, url: str, adapters: int, *, full: bool) -> None:
-    """Start a store. Return when Redis has all adapters, or after a while if it refuses writes."""
+    """Start an adapter store, and wait until it has sent all adapters to Redis.
+
+    If `full` is True, Redis refuses the writes, so wait for `_FULL_S` seconds instead.
+    """
     tier = RedisTier(RedisSettings(url, timeout_s=30))
     async with TieredStore(Disk(root), tier, memory_bytes=2**20):
         until = time.monotonic() + _FULL_S

@@ -1,4 +1,8 @@
-"""Measurement in a window of time: a load from outside, and the CPU of the process under test."""
+"""Measurements of a server under load during a window of time, for the parts of the benchmark.
+
+`window` runs a load of chats and measures the server's CPU time. `receive` measures a client that
+receives the same tokens without a gateway.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ from ops.local_stack.ports import LOCALHOST
 _CANARY_PERIOD_S = 0.005
 _CANARY_TIMEOUT_S = 5.0
 _LEAD_S = 2.5
-"""Seconds between the start of a client process and the window. A busy machine starts it late."""
+"""Seconds between the start of a receiving process and the window.
+
+They are enough for the process to start on a busy machine.
+"""
 _STREAMS_PER_SECOND = 500
 TOKENS_FOR_EVER = 500_000
 _WORDS = "The capital of France is the city in which most people live and work today"
@@ -35,7 +42,11 @@ _WORDS = "The capital of France is the city in which most people live and work t
 
 @dataclass(frozen=True)
 class Window:
-    """Results of a window. `cpu_s` is of the process under test; `seen` is what the clients saw."""
+    """Results of a measurement window of `seconds` seconds.
+
+    `cpu_s` is the CPU time of the process under test. `seen` has the measurements of the clients.
+    `canary_s` has the response times of the liveness probe `canary`, in seconds.
+    """
 
     seconds: float
     cpu_s: float
@@ -52,7 +63,7 @@ class Window:
 
     @property
     def stall_ms(self) -> float:
-        """The longest response time of the canary in milliseconds; NaN without a canary."""
+        """Longest response time of the liveness probe in milliseconds; NaN without a probe."""
         return 1e3 * max(self.canary_s, default=math.nan)
 
     @property
@@ -61,7 +72,7 @@ class Window:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` of all values do not exceed; NaN if empty."""
+    """Return a percentile of `values` by the nearest-rank method; NaN if there are no values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan
 
@@ -83,7 +94,10 @@ def chat(
 
 
 def prompt(tokens: int) -> str:
-    """Return English words after a number, which the load client replaces in each request."""
+    """Return a prompt of about `tokens` tokens: the placeholder `NUMBER`, then English words.
+
+    The load client replaces the placeholder by a different number in each request.
+    """
     per_word = _count(_WORDS) / len(_WORDS.split())
     words = round((tokens - _count(NUMBER.decode())) / per_word)
     return " ".join([NUMBER.decode(), *islice(cycle(_WORDS.split()), max(1, words))])
@@ -125,10 +139,10 @@ def window(
 ) -> Window:
     """Load the server with `streams` closed loops, and measure for `seconds`.
 
-    Streams start one after the other within `ramp_s` seconds, by default as quickly as possible.
-    The canary runs only if `watched` is True: its 200 requests a second use CPU time that would be
-    attributed to tokens. `on_edge` is called at the start and at the end of the window. Raises
-    Unmeasured if any stream failed, because the figures of a server that refuses are meaningless.
+    The streams start one after the other within `ramp_s` seconds, by default 500 per second. The
+    liveness probe `canary` runs only if `watched` is True, because its requests add to the server's
+    CPU time. `on_edge` is called at the start and at the end of the window. Raises Unmeasured if
+    any stream failed: a server that refuses requests would seem to be fast.
     """
     seconds = seconds or bench.seconds
     if ramp_s is None:
@@ -144,7 +158,8 @@ def window(
         begin=begin,
         end=begin + seconds,
     )
-    # Connect the canary before the load starts: later, its connection would wait for others.
+    # Connect the canary before the load starts. Later, its connection would wait behind those of
+    # the load, and the wait would be counted as a stall.
     nobody: contextlib.AbstractContextManager[list[float]] = contextlib.nullcontext([])
     with canary(server, begin) if watched else nobody as latencies:
         shares = bench.clients.start(load)
@@ -162,10 +177,12 @@ def window(
 
 @contextlib.contextmanager
 def canary(server: Server, begin: float) -> Iterator[list[float]]:
-    """Request the server's liveness every 5 ms from `begin` on. Yield the durations in seconds.
+    """Probe the server's liveness endpoint in a thread, with a pause of 5 ms between requests.
 
-    The canary connects immediately. The longest duration is the stall of the server's event loop,
-    plus the delay of the canary's thread, which requests the highest priority available.
+    Yield a list of the response times in seconds, which grows during the context. The longest
+    response time shows how long the server's event loop was stalled. The thread connects
+    immediately, and sends requests from the monotonic time `begin` on. It asks for the highest
+    priority, because its own delays add to the response times.
     """
     latencies: list[float] = []
     over = threading.Event()
@@ -196,7 +213,10 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
 
 
 def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Window:
-    """Measure the same load with a client that only receives, without a gateway."""
+    """Measure a client that receives the same streams directly from Triton, without a gateway.
+
+    The client `kind` is tritonclient or direct (see `bench.receivers`).
+    """
     command = [sys.executable, "-m", "bench.receivers", kind, "--triton", triton]
     command += ["--streams", str(streams), "--seed", str(seed)]
     pipe = subprocess.PIPE

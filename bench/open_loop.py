@@ -22,16 +22,16 @@ import uvloop
 from bench.load import LETTER, Clients, request
 
 USEFUL_WITHIN_S = 1.0
-"""Maximum seconds from sending a request to the first token for the answer to count as useful.
+"""Maximum time to the first token, in seconds, of an answer whose tokens count as useful.
 
-Tokens of later answers are not counted as useful, because their clients would have given up.
+If the first token arrives later, a real client would already have given up.
 """
 
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _END_OF_HEADERS = b"\r\n\r\n"
 _REFUSED = (429, 503)
 TAIL_S = 1.5
-"""Seconds after the window in which requests from the end of the window may still be answered."""
+"""Seconds for which the client waits after the window for answers that are not complete yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenLoad:
-    """Load of one or more client processes.
+    """Load that one or more client processes generate.
 
     Requests are sent from the start of the load until `end`. The window is the time from `begin` to
-    `end`. Only requests that are sent in the window are counted, and all requests of tenants with
-    `before`. Answers may arrive until `tail_s` seconds after `end`. `begin` and `end` are times of
-    the monotonic clock, which all processes share.
+    `end`. A request is counted if it is sent in the window, or if its tenant has `before` set.
+    Answers may arrive until `tail_s` seconds after `end`. `begin` and `end` are times of the
+    monotonic clock, which all processes share.
     """
 
     port: int
@@ -119,7 +119,10 @@ class _Request:
 
 
 class _Connection(asyncio.Protocol):
-    """Connection of the pool of one process. It has at most one request at a time."""
+    """Keep-alive connection to the server, for one request at a time.
+
+    After a response, the connection returns to its process's pool.
+    """
 
     def __init__(self, load: OpenLoad, pool: list[_Connection]) -> None:
         self._load = load

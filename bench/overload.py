@@ -1,4 +1,4 @@
-"""Benchmark of overload: the tokens that are served, and the time until other requests are refused.
+"""Benchmark of overload: the throughput of useful tokens, and the time until requests are refused.
 
 In the first measurements, the gateway's CPU core is the bottleneck. A closed loop measures the
 capacity of the gateway. Then three tenants send requests in an open loop, for answers of 64 tokens
@@ -46,7 +46,10 @@ _PROMPT_REFUSAL_S = 0.1
 
 
 def overload(bench: Bench) -> list[Row]:
-    """Return the rows of the result: for overload of the gateway's core, then of the engines."""
+    """Return the table's rows.
+
+    In the first rows, the gateway's CPU core is overloaded. In the others, the engines are.
+    """
     config = {
         "GATEWAY_CONFIG": str(_config(bench.folder)),
         "GATEWAY_LOG_LEVEL": "warning",
@@ -56,7 +59,7 @@ def overload(bench: Bench) -> list[Row]:
 
 
 def _own_core(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
-    """Return rows for the gateway and for SMG, with the same loads."""
+    """Overload the CPU core of the gateway, then that of SMG, and return the table's rows."""
     # Give the engines so many slots that the gateway's core is the bottleneck.
     settings = config | {"GATEWAY_REPLICA_IN_FLIGHT": "100000"}
     with contextlib.ExitStack() as stack:
@@ -89,7 +92,10 @@ def _own_core(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
 
 
 def _engines(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
-    """Return rows for engines with few slots: for the tenant with too many requests, and others."""
+    """Overload engines with few slots, and return two rows.
+
+    The first row is for the tenant that sends too many requests, the second for the other tenants.
+    """
     settings = config | {"GATEWAY_REPLICA_IN_FLIGHT": str(ENGINE_PLACES)}
     carried = ENGINE_PLACES / (TOKENS * BEAT_MS / 1000)
     body = chat(seed=BEAT_MS, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
@@ -115,9 +121,10 @@ def _engines(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
 
 
 def _closed(bench: Bench, server: Server) -> float:
-    """Return the capacity: the tokens per second of the largest closed loop without refusals.
+    """Return the server's capacity in tokens per second, measured in a closed loop.
 
-    Raise Unmeasured if requests of the smallest closed loop are refused.
+    The number of streams in `CLOSED_STREAMS` is decreased until the server refuses no request.
+    Raises Unmeasured if it refuses requests even with the fewest streams.
     """
     body = chat(seed=BEAT_MS, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
     # Warm up with a small loop, because the first requests of a process take longer. Without the
@@ -157,10 +164,12 @@ def _open(
     settle_s: float = _SETTLE_S,
     tail_s: float = open_loop.TAIL_S,
 ) -> tuple[Outcomes, Row]:
-    """Run an open loop. Return the outcomes by tenant, and the CPU use as columns of a row.
+    """Send the tenants' requests in an open loop.
 
-    The window lasts `seconds` and starts `settle_s` + `_LEAD_S` seconds after the call. CPU use is
-    in percent of one core, for the server and for the busiest client process.
+    Return the outcomes by tenant, and a dict with two columns of the table: the CPU use of the
+    server and of the busiest client process, in percent of one core.
+
+    The window lasts `seconds` and starts `settle_s` + `_LEAD_S` seconds after the call.
     """
     seconds = seconds or _seconds(bench)
     begin = time.monotonic() + settle_s + _LEAD_S

@@ -1,6 +1,7 @@
-"""Send times of the scripted upstreams' tokens: periodic, as fast as possible, or by signal.
+"""Scheduling of the tokens that the benchmark's scripted upstreams send.
 
-A request's `seed` selects its pace, because every gateway passes the seed on unchanged.
+A token is sent periodically, as fast as the receiver reads, or upon a signal. The request's
+parameter `seed` selects this pace: a gateway passes the seed on to the upstream unchanged.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from itertools import count
 from typing import Protocol
 
 BURST = 1
-"""Seed for tokens as fast as the receiver takes them, also used for seed 0 or without a seed.
+"""Seed that sends tokens as fast as the receiver reads them. Seed 0, or no seed, does the same.
 
-Other seeds than the constants in this module are milliseconds between two tokens.
+A seed that is no constant of this module is the number of milliseconds between two tokens.
 """
 
 IDLE = 1_000_000
@@ -27,10 +28,10 @@ SILENT = 2_000_000
 """Seed for an answer that never sends a token."""
 
 STEPPED = 3_000_000
-"""Seed for one token immediately, and one more for each SIGUSR1 to the upstream's process.
+"""Seed that sends one token immediately, then one for each SIGUSR1 to the upstream's process.
 
-If the client sends the signal when a token has arrived, each token is a separate delivery, even for
-a slow receiver. A periodic pace cannot guarantee this.
+If the client sends the signal only after it has received a token, the gateway under test never
+receives two tokens together, however slow it is. A periodic pace cannot guarantee this.
 """
 
 _GOLDEN = 0.6180339887
@@ -39,22 +40,25 @@ _ABSOLUTE = 1
 
 
 class PacedSource(Protocol):
-    """A stream of tokens that a pacer drives."""
+    """A stream of tokens. A `Pacer` decides when the next token is sent."""
 
     def takes(self) -> bool:
-        """Return True if a token could be sent now."""
+        """Return True if the receiver's flow control allows sending a token now."""
 
     def emit(self) -> bool:
-        """Send a due token. Returns False after the last token, and after a disconnect."""
+        """Send the next token, which is due now.
+
+        Returns False if no token is left, or if the receiver has disconnected.
+        """
 
 
 class Pacer:
-    """Scheduler that calls sources when a token is due. Create the object inside the event loop.
+    """Scheduler that calls `PacedSource.emit` when a token is due.
 
-    The send times of periodic streams are spread evenly over the interval, independently of the
-    order in which streams started. Each token is then a separate write, which is the worst case for
-    the receiver. The class uses the kernel's timerfd: the event loop's timers have a resolution of
-    a millisecond, in which tokens of several streams would coincide.
+    The send times of periodic streams are spread evenly over the interval. Each token is then a
+    separate write, which is the worst case for the receiver. The class uses the kernel's timerfd,
+    because the event loop's timers have a resolution of a millisecond, and tokens of several
+    streams would be sent in the same millisecond. Create the object inside the event loop.
     """
 
     def __init__(self) -> None:
@@ -71,7 +75,7 @@ class Pacer:
         self._stepped: list[PacedSource] = []
 
     def add(self, source: PacedSource, seed: int) -> None:
-        """Start sending a source's tokens at the pace of `seed`."""
+        """Start sending the tokens of `source` at the pace that `seed` selects."""
         if seed == SILENT:
             return
         if seed <= BURST:
@@ -90,16 +94,19 @@ class Pacer:
             self._arm()
 
     def wake(self) -> None:
-        """Continue with BURST sources.
+        """Continue to send the tokens of sources with the pace `BURST`.
 
-        Call this when a source that refused tokens may accept them again.
+        Call this method when `takes` of a source may have changed from False to True.
         """
         if self._bursting and not self._stepping:
             self._stepping = True
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """Send one token on each BURST source, like a step of an infinitely fast engine."""
+        """Send one token on each stream with the pace `BURST`, and schedule the next step.
+
+        An engine that computes a batch of requests also sends one token per request and step.
+        """
         streams, self._bursting = self._bursting, []
         sent = False
         for source in streams:

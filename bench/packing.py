@@ -1,11 +1,13 @@
-"""CPU time of three optimised steps of a request, compared with the plain way.
+"""Benchmark of three optimisations in the gateway, each compared with the unoptimised code.
 
     python -m bench.packing
 
-The two ways alternate in one run. `request`: a ModelInferRequest assembled from serialized fields,
-against protobuf's objects. `template`: a chat rendered with its globals in one dict, against
-Jinja's chain of mappings. `keys`: a chat of 20 messages with dict keys looked up before attributes,
-against Jinja's own order.
+The command prints a line with the CPU time of the optimised and of the unoptimised code:
+
+- `request`: build a ModelInferRequest from serialized fields, instead of with protobuf's objects.
+- `template`: render a chat template whose globals are in one dict, instead of in a ChainMap.
+- `keys`: render a chat of 20 messages. For an expression such as `message.role`, the optimised
+  template looks up a dict key before an attribute. Jinja looks up the attribute first.
 """
 
 from __future__ import annotations

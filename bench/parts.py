@@ -1,7 +1,8 @@
-"""Parts of the benchmark. Each function returns the rows of a table as dicts with equal keys.
+"""Parts of the benchmark that measure the gateway itself.
 
-Column names have the unit. `CPU` is always that of the process under test, from the operating
-system.
+Each public function runs one part, and returns the rows of its table as dicts with equal keys.
+Column names include the unit. `CPU` is the CPU time of the process under test, as reported by the
+operating system.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ ANSWER_TOKENS = 256
 
 
 def _token_row(who: str, pace: str, streams: int, seen: Window) -> Row:
-    """Return a row. A gap is the time between two deliveries of a stream, as its client saw it."""
+    """Return a row of a table of token costs.
+
+    A gap is the time between two reads with tokens on one stream, measured in the client.
+    """
     gaps = seen.seen.gaps
     return {
         "who": who,
@@ -58,7 +62,10 @@ def _token_row(who: str, pace: str, streams: int, seen: Window) -> Row:
 
 
 def tokens(bench: Bench) -> list[Row]:
-    """Measure tokens: one per stream every 20 ms, and as fast as the client reads."""
+    """Measure the CPU time and the gaps of tokens at two paces.
+
+    The upstream sends one token per stream every 20 ms, then tokens as fast as the client reads.
+    """
     rows = []
     paces = (("trickle", BEAT_MS, TRICKLE_STREAMS), ("burst", BURST, BURST_STREAMS))
     with bench.upstream() as triton:
@@ -77,7 +84,7 @@ def tokens(bench: Bench) -> list[Row]:
 
 
 def triton(bench: Bench) -> list[Row]:
-    """Measure tokens from a real Triton with the synthetic engine."""
+    """Measure the CPU time and the gaps of tokens from a real Triton with a synthetic engine."""
     rows = []
     streams = TRICKLE_STREAMS
     name = f"Triton, {TRITON_TOKENS_PER_SECOND:.0f}/s"
@@ -91,7 +98,10 @@ def triton(bench: Bench) -> list[Row]:
 
 
 def requests(bench: Bench) -> list[Row]:
-    """Measure requests of one token: new prompts, 16 at a time on persistent connections."""
+    """Measure requests that generate one token, with three prompt lengths.
+
+    16 persistent connections send requests at the same time. No prompt is sent twice.
+    """
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -114,9 +124,10 @@ def requests(bench: Bench) -> list[Row]:
 
 
 def first_token(bench: Bench) -> list[Row]:
-    """Measure the time added to the first token, alternating between gateway and direct requests.
+    """Measure the latency that a gateway adds to the first token.
 
-    One request is sent at a time.
+    Requests through the gateway alternate with requests sent directly to the upstream. One request
+    is sent at a time.
     """
     rows = []
     with bench.upstream() as triton:
@@ -148,7 +159,7 @@ def _first_token_row(bench: Bench, server: Server, triton: str, size: int) -> Ro
 
 
 def levels(bench: Bench) -> list[Row]:
-    """Measure throughput at increasing concurrency in closed loops; then with many slow streams."""
+    """Measure throughput and CPU time in closed loops with an increasing number of streams."""
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -175,7 +186,10 @@ def _level(bench: Bench, server: Server, streams: int) -> Row:
 
 
 def many(bench: Bench) -> list[Row]:
-    """Measure 1,024 streams of 10 and 20 tokens/s each: the delay of tokens below saturation."""
+    """Measure the delay that the gateway adds to tokens of 1,024 concurrent streams.
+
+    Each stream has 10, then 20 tokens per second, which is below the gateway's maximum throughput.
+    """
     rows = []
     with bench.upstream() as triton, bench.gateway(triton) as server:
         for beat_ms in (100, 50):
@@ -188,7 +202,7 @@ def many(bench: Bench) -> list[Row]:
 
 
 def memory(bench: Bench) -> list[Row]:
-    """Measure resident memory: after the start, after load, and with open, silent streams."""
+    """Measure the gateway's resident memory after its start, after a load, and per idle stream."""
     with bench.upstream() as triton, bench.gateway(triton) as server:
         found = resident(bench, server)
     return [
@@ -203,9 +217,11 @@ def memory(bench: Bench) -> list[Row]:
 
 
 def stall(bench: Bench) -> list[Row]:
-    """Measure the latency of /health/live with 100 slow streams, and with long prompts in addition.
+    """Measure the latency of /health/live, which shows how long the event loop is stalled.
 
-    The prompts of 30,000 tokens are sent one after the other, each for one token.
+    The first window has 100 streams with a token every 20 ms. In the second window, a client also
+    sends requests with prompts of 30,000 tokens, one at a time. Each of these requests generates
+    one token.
     """
     rows = []
     with bench.upstream() as triton, bench.gateway(triton) as server:

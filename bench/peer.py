@@ -1,4 +1,4 @@
-"""A gateway in the comparison of gateways, and its measurements."""
+"""Gateways that `bench.peers` compares, and the functions that measure one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.servers import Bench, Server, Unmeasured
 from ops.local_stack.ports import LOCALHOST
 
 Figures = dict[str, float]
-"""Figures by their column names."""
+"""Measured values by the label of their row in the table. The label includes the unit."""
 
 _BEAT_MS, _TRICKLE_STREAMS = 20, 100
 _BURST_STREAMS, _ANSWER_TOKENS = 64, 256
@@ -29,23 +29,32 @@ _WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class Straight:
-    """Direct access to a peer's upstream: address, gRPC method, and builder of requests."""
+    """Access to a gateway's upstream without the gateway.
+
+    `path` is the gRPC method that generates tokens. `request` builds a serialized request of this
+    method from a request id and the token ids of a prompt.
+    """
 
     address: str
     path: str
     request: Callable[[str, list[int]], bytes]
 
     def first_tokens(self, ids: list[int]) -> list[float]:
-        """Send requests one by one. Return the seconds from each request to its first token."""
+        """Send requests with the prompt `ids`, one at a time.
+
+        Return the seconds from each request to its first token. The first 20 requests are a warm-up
+        and are left out.
+        """
         asks = [self.request(str(n), ids) for n in range(_STRAIGHT)]
         return asyncio.run(direct.first_tokens(self.address, asks, self.path))[20:]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A chat server to compare. `straight` is None if its protocol to the upstream is private.
+    """A gateway in the comparison.
 
-    `floor` is True for the relay, which does none of a gateway's work: it is the lower bound.
+    `straight` is None if the gateway uses a private protocol to its upstream. `floor` is True for
+    the relay, which only copies bytes. Its figures are the lower bound for any gateway.
     """
 
     server: Server
@@ -54,9 +63,10 @@ class Peer:
 
 
 def check(peer: Peer) -> int | None:
-    """Check the length of an answer. Return the number of prompt tokens that the peer reports.
+    """Check that the peer returns as many tokens as requested.
 
-    Raises Unmeasured if the answer has another length.
+    Return the number of prompt tokens that the peer reports, or None for the relay. Raises
+    Unmeasured if the number of tokens is wrong.
     """
     body = orjson.loads(chat(seed=BURST, tokens=_CHECKED_TOKENS, prompt_tokens=64))
     body["stream"] = peer.floor
@@ -72,7 +82,10 @@ def check(peer: Peer) -> int | None:
 
 
 def request(size: int) -> Callable[[Bench, Peer], Figures]:
-    """Return a function that measures the CPU time of requests of one token, several at a time."""
+    """Return a function that measures the CPU time per request with a prompt of `size` tokens.
+
+    The requests generate one token. 16 requests run at the same time.
+    """
 
     def measured(bench: Bench, peer: Peer) -> Figures:
         body = chat(seed=BURST, tokens=1, prompt_tokens=size)
@@ -83,13 +96,16 @@ def request(size: int) -> Callable[[Bench, Peer], Figures]:
 
 
 def trickle(bench: Bench, peer: Peer) -> Figures:
-    """Measure the CPU time of tokens that arrive one by one."""
+    """Measure the CPU time per token if each stream receives a token every 20 ms."""
     seen = window(bench, peer.server, chat(seed=_BEAT_MS), _TRICKLE_STREAMS)
     return {f"CPU us/token, {_TRICKLE_STREAMS} streams of 50 tokens/s": seen.us_per_token}
 
 
 def burst(bench: Bench, peer: Peer) -> Figures:
-    """Measure the CPU time of tokens that arrive as fast as they are read, requests included."""
+    """Measure throughput and CPU time per token if the upstream sends as fast as the peer reads.
+
+    The CPU time includes the processing of the requests.
+    """
     body = chat(seed=BURST, tokens=_ANSWER_TOKENS)
     seen = window(bench, peer.server, body, _BURST_STREAMS, seconds=bench.seconds / 2)
     name = f"{_BURST_STREAMS} whole answers of {_ANSWER_TOKENS} at once"
@@ -101,9 +117,9 @@ def burst(bench: Bench, peer: Peer) -> Figures:
 
 
 def first_token(size: int) -> Callable[[Bench, Peer], Figures]:
-    """Return a function that measures the time a peer adds to the first token.
+    """Return a function that measures the milliseconds that a peer adds to the first token.
 
-    It sends one request at a time.
+    The function sends one request at a time, with a prompt of `size` tokens.
     """
 
     def measured(bench: Bench, peer: Peer) -> Figures:

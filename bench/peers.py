@@ -1,8 +1,8 @@
 """Comparison of the gateway with compiled gateways, and with a relay that only copies bytes.
 
-All peers run on the same core, with scripted upstreams of the same pace, the same load client and
-the same tokenizer. They are measured one at a time, in alternating windows. Ratios are medians over
-pairs of adjacent windows, which cancels slow changes of a virtual machine.
+All gateways run on the same core. They have the same load client, the same tokenizer, and scripted
+upstreams of the same pace. They are measured one at a time, in alternating windows. A ratio is the
+median over pairs of adjacent windows, so that slow changes of the machine's speed cancel out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROUNDS, _QUICK_ROUNDS = 5, 3
 
 
 def peers(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each figure: the gateway's value, each peer's value, and the ratio.
+    """Return a row for each measured value: the gateway's, each peer's, and their ratio.
 
     Raises Unmeasured if no peer is available.
     """
@@ -75,7 +75,10 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
 
 
 class _Rounds:
-    """The peers in order, the gateway first, and the results by figure and peer."""
+    """Measured values of all rounds, by row of the table and by peer.
+
+    `peers` are the compared gateways in the order of the columns. This project's gateway is first.
+    """
 
     def __init__(self, bench: Bench, peers: list[Peer]) -> None:
         self.peers = peers
@@ -88,15 +91,20 @@ class _Rounds:
             by_peer.setdefault(each.server.name, []).append(value)
 
     def round(self) -> None:
-        """Run each measurement for all peers, one after the other, before the next measurement."""
+        """Run all measurements once.
+
+        Each measurement runs for all peers before the next measurement starts, so that the windows
+        that are compared are adjacent in time.
+        """
         for measured in _WINDOWS:
             for each in self.peers:
                 self.once(each, measured(self._bench, each))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the medians, and the medians of the ratios within a round.
+        """Return the table's rows, with the median over all rounds of each value.
 
-        A peer without progress in its window has no ratio.
+        A ratio divides the gateway's value by the peer's value of the same round. The table has the
+        median of these ratios. Rounds in which the peer's value is 0 are left out.
         """
         ours = self.peers[0].server.name
         rows = []
@@ -130,7 +138,7 @@ def _memory(bench: Bench, each: Peer) -> Figures:
 
 
 def _measure_left(bench: Bench, each: Peer, n: int) -> Figures:
-    """Measure how many requests are stopped if clients disconnect before the first token."""
+    """Measure how many requests the peer stops whose clients disconnect before the first token."""
     count = 20 if bench.quick else 100
     late = before_first_token(bench, each.server, MARKED + n * count, count)
     return {

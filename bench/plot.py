@@ -8,7 +8,7 @@ from ops.loadtest.chart import COLOURS, Series, bars, graph, levels, logarithmic
 
 
 def draw(parts: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the plots as SVG. The drawing is empty if neither `levels` nor `tokens` ran."""
+    """Return the plots as SVG. The SVG has no plots if neither `levels` nor `tokens` ran."""
     panels = []
     if rows := parts.get("levels"):
         column = next(name for name in rows[0] if name.startswith("tokens/s"))

@@ -1,4 +1,8 @@
-"""Texts for prompts: the project's pages, new sentences from their words, and random words."""
+"""Texts of the prompts that `bench.prompts` measures.
+
+There are three kinds: passages from the project's Markdown pages, new sentences made of words from
+these pages, and words of random letters.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from bench.machine import ROOT
 from bench.measure import encode
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Fraction of the words in a new passage that occur on no page.
+# Fraction of the words in a new passage that are made of random letters.
 _NEW_SHARE = 0.03
 _CALIBRATION_CHARS = 60_000
 
 
 @cache
 def pages() -> tuple[str, str]:
-    """Return two texts: every second page of the project, and the other pages."""
+    """Return the project's Markdown pages as two texts, each with every second page."""
     files = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
     texts = [file.read_text(encoding="utf-8") for file in files]
     return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])
@@ -39,9 +43,10 @@ def draw_page_passage(draw: random.Random, tokens: int) -> str:
 
 
 def draw_new_passage(draw: random.Random, tokens: int) -> str:
-    """Return sentences of the pages' words in random order, with some words that no page has.
+    """Return random sentences of about `tokens` tokens.
 
-    The n-th most frequent word of the pages is chosen with a probability proportional to 1 / n.
+    Most words are from the project's pages: the n-th most frequent word has a probability
+    proportional to 1 / n. A few words are made of random letters.
     """
     words, weights = _vocabulary()
     size = round(tokens * _chars_per_token(_sentences(random.Random(0), words, weights, 10_000)))
@@ -71,7 +76,7 @@ def _sentences(draw: random.Random, words: list[str], weights: list[float], char
 
 @cache
 def _vocabulary() -> tuple[list[str], list[float]]:
-    """Return the words of all pages, most frequent first, and their cumulated weights."""
+    """Return the words of all pages, most frequent first, and the cumulative sums of 1 / rank."""
     counts: dict[str, int] = {}
     for word in re.findall(r"[A-Za-z]+", "".join(pages())):
         counts[word.lower()] = counts.get(word.lower(), 0) + 1

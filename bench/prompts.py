@@ -1,7 +1,8 @@
-"""Cost of a prompt by its length and words, for the gateway and SMG in alternating windows.
+"""Benchmark of the latency and CPU time of prompts of various lengths and kinds of text.
 
-Each prompt is new, and prompts are sent one at a time. In a window, one server gets all prompts of
-one kind and length; then the other server gets the same prompts.
+The gateway and SMG are measured in alternating windows. In a window, one server gets several
+prompts of one kind and length, one at a time. Then the other server gets the same prompts. No
+prompt is sent to a server twice.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from bench.smg import smg
 from ops.local_stack.ports import LOCALHOST
 
 _TOKENS = (250, 850, 1000, 2000, 8000, 32_000)
-# Number of unseen passages by their length in tokens, limited by the text of half of the pages.
+# Number of passages of each length in tokens that are sent only once. There are few, because all of
+# them must fit into half of the project's pages without overlapping.
 _UNSEEN = {1000: 12, 2000: 5, 8000: 4, 32_000: 2}
 _RANDOM_CHARS = (300, 3000)
 _ROUNDS, _QUICK_ROUNDS = 7, 3
-# Limits of a window: total prompt tokens, and the numbers of prompts.
+# Approximate total of prompt tokens in a window, and limits of the number of prompts in a window.
 _WINDOW_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 64_000, 4, 40
 _WARM_UP_TOKENS, _WARM_UP_PROMPTS = 2000, 100
 _STRAIGHT_TOKENS = 1000
@@ -51,17 +53,21 @@ Row = dict[str, Any]
 
 @dataclass
 class _Case:
-    """Prompts of one kind and length, and the results of each server, in the servers' order."""
+    """Measurements of both servers with prompts of one kind and length.
+
+    Lists have one entry for the gateway, then one for SMG. `prompts` is the number of prompts that
+    each server received. `cpu_s` is each server's total CPU time.
+    """
 
     kind: str
     size: str
     first_s: list[list[float]] = field(default_factory=lambda: [[], []])
-    """Median time to the first token in each window, in seconds, per server."""
+    """Median time to the first token, in seconds: a list for each server, an entry per window."""
     cpu_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     prompts: int = 0
 
     def measure(self, clients: Sequence[_Client], texts: list[str]) -> None:
-        """Run a window for each server, in which the server gets all `texts`."""
+        """Send all `texts` to one server, then to the other, and record the results."""
         for n, client in enumerate(clients):
             before = client.server.cpu_s()
             self.first_s[n].append(median([client.first_token_s(text) for text in texts]))
@@ -69,7 +75,12 @@ class _Case:
         self.prompts += len(texts)
 
     def row(self, names: Sequence[str], straight_s: Sequence[float]) -> Row:
-        """Return medians of the windows, and the median of the ratios of two adjacent windows."""
+        """Return a row with the median over all windows of the time added to the first token.
+
+        A ratio divides the time that the gateway adds by the time that SMG adds in the same round.
+        The row has the median of the ratios. `straight_s` has the seconds to the first token of
+        each server's upstream without a gateway.
+        """
         added = [
             [first - straight for first in found]
             for found, straight in zip(self.first_s, straight_s, strict=True)
@@ -91,9 +102,9 @@ class _Client:
         self._socket = socket.create_connection((LOCALHOST, server.port), timeout=_TIMEOUT_S)
 
     def first_token_s(self, text: str) -> float:
-        """Send a request for one token.
+        """Send a request for one token, and read the complete response.
 
-        Return the seconds to the token, after the answer has ended.
+        Return the seconds from the request to the token.
         """
         body = {
             "model": "demo",
@@ -123,7 +134,10 @@ class _Client:
 
 
 def prompts(bench: Bench) -> list[Row]:
-    """Return a row for each kind and length: milliseconds added to the first token, and CPU time.
+    """Return a row for each kind and length of prompts.
+
+    A row has the milliseconds that each server adds to the first token, and its CPU time per
+    prompt.
 
     Raises Unmeasured if SMG is unavailable.
     """
@@ -133,7 +147,8 @@ def prompts(bench: Bench) -> list[Row]:
     with _both(bench) as (peers, clients):
         names = [client.server.name for client in clients]
         _warm_up(clients, make_page)
-        # Measure unseen passages before others: new passages below contain their words.
+        # Measure the unseen passages first: the new passages below have words from all pages, which
+        # a server's tokenizer cache would then already know.
         unseen = _measure_unseen(clients)
         _warm_up(clients, make_new)
         cases: list[tuple[_Case, int, Callable[[], str]]] = [
@@ -157,7 +172,10 @@ def prompts(bench: Bench) -> list[Row]:
 
 @contextlib.contextmanager
 def _both(bench: Bench) -> Iterator[tuple[list[Peer], list[_Client]]]:
-    """Run the gateway and SMG, each with its own upstream. Yield both, and a connection to each."""
+    """Run the gateway and SMG, each with its own upstream.
+
+    Yield the two servers, and a client that is connected to each of them.
+    """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
         straight = Straight(triton, direct.PATH, _infer_request)
@@ -182,7 +200,7 @@ def _warm_up(clients: Sequence[_Client], make: Callable[[int], str]) -> None:
 
 
 def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
-    """Measure passages of pages that neither server has received before. Each is sent once."""
+    """Measure passages from pages that are in no other prompt. Send each passage only once."""
     _, text = pages()
     cases = []
     for tokens, count in _UNSEEN.items():
@@ -195,7 +213,7 @@ def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
 
 
 def _straight_s(each: Peer) -> float:
-    """Return the median seconds to a first token of the peer's upstream without a gateway."""
+    """Return the median seconds to the first token if requests go directly to the upstream."""
     assert each.straight is not None
     ids = encode(draw_page_passage(random.Random(0), _STRAIGHT_TOKENS))
     return percentile(each.straight.first_tokens(ids), 50)

@@ -1,6 +1,7 @@
-"""CPU time of a request and a token in each protocol, alternating in one run.
+"""Benchmark of the gateway's CPU time per request and per token in each HTTP protocol.
 
-All requests stream, and report usage at the end.
+The protocols are OpenAI's chat completions, completions and responses, and Anthropic's messages.
+Their windows alternate in one run. All responses are streamed, and report usage at the end.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ PROTOCOLS: dict[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
 
 
 def protocols(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row per protocol: requests with two prompt sizes, and tokens at two paces.
+    """Return a row per protocol with medians of alternating windows.
 
-    Figures are medians of alternating windows. Some protocols cannot pass a seed, which selects the
-    pace. Each pace therefore has its own upstream.
+    A row has the CPU time per request with two prompt sizes, and per token at two paces. A `seed`
+    in the request would select the pace, but some protocols have no such parameter. Each pace
+    therefore has its own upstream.
     """
     rows: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
     with bench.upstream() as triton, bench.gateway(triton) as server:

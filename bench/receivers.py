@@ -30,7 +30,10 @@ MAX_GAPS = 1000
 
 
 class MessageCounter:
-    """Counter of the messages in a window of time."""
+    """Counter of the gRPC messages that arrive between `begin` and `end`.
+
+    `gaps` has the times in seconds between two messages of the same stream.
+    """
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = begin, end
@@ -38,9 +41,9 @@ class MessageCounter:
         self.gaps: list[float] = []
 
     def note(self, last: float) -> float:
-        """Record a message; `last` is the time of the stream's previous message.
+        """Record the arrival of a message, and return the current time.
 
-        Return the current time.
+        `last` is the time of the previous message of the stream, or 0 for its first message.
         """
         now = time.monotonic()
         if self._begin <= now < self._end:

@@ -1,4 +1,8 @@
-"""Launcher of the relay `relay.c`, the lower bound: it only copies bytes. It is compiled on use."""
+"""Launcher of the relay `relay.c`, which is compiled on each use.
+
+The relay only copies bytes between client and upstream. Its CPU time and latency are the lower
+bound in the comparison of gateways (`bench.peers`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 @contextlib.contextmanager
 def relay(bench: Bench, triton: str) -> Iterator[Server]:
-    """Run the relay, which needs only ports. Raises Unmeasured if there is no C compiler."""
+    """Compile and run the relay in front of a scripted Triton.
+
+    Raises Unmeasured if the relay cannot be compiled.
+    """
     if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
         raise Unmeasured("there is no C compiler")
     built, port = bench.folder / "relay", bench.claims.take_free()

@@ -1,4 +1,7 @@
-"""Results as Markdown tables and JSON, and the generated part of bench/README.md."""
+"""Report of a benchmark run as Markdown tables and JSON.
+
+The module also replaces the generated part of bench/README.md with the Markdown of a run.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ TITLES = {
 
 @dataclass
 class Results:
-    """Results of one run. `parts` has the rows of each part that ran."""
+    """Results of one run of the benchmark. `parts` has the table rows of each part that ran."""
 
     machine: dict[str, str]
     seconds_per_window: float
@@ -96,7 +99,10 @@ def _machine(results: Results) -> str:
 
 
 def _compare_targets(results: Results) -> list[dict[str, Any]]:
-    """Return rows of the project's targets and this run's figures, for the parts that ran."""
+    """Return a row for each performance target of the project, with the value of this run.
+
+    Targets of parts that did not run are left out.
+    """
     found: list[dict[str, Any]] = []
 
     def add(what: str, target: str, part: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Resident memory of a server: after the start, after load, and per open, silent stream."""
+"""Measurement of a server's resident memory: after its start, after a load, and per idle stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _PER_SECOND = 400
 
 @dataclass(frozen=True)
 class Resident:
-    """Resident memory in bytes. `per_stream` is the increase for each of `streams` idle streams."""
+    """Resident memory of a server in bytes.
+
+    `started` is measured after the start and `used` after a short load. `per_stream` is the
+    increase for each of `streams` open streams without new tokens.
+    """
 
     started: int
     used: int
@@ -24,7 +28,10 @@ class Resident:
 
 
 def resident(bench: Bench, server: Server) -> Resident:
-    """Measure a server that was just started. Raises Unmeasured if a stream failed."""
+    """Measure the memory of a server that has just started and has not received requests.
+
+    Raises Unmeasured if a stream fails.
+    """
     streams = 200 if bench.quick else 2000
     started = server.rss()
     window(bench, server, chat(seed=BURST, tokens=16), 16, seconds=1.0)

@@ -1,13 +1,14 @@
-"""Replay of a trace of chats on four replicas, with three routing policies.
+"""Benchmark of three routing policies, which replays a trace of chats on four replicas.
 
     python -m bench.routing [--seed N] [--conversations N] [--rounds N]
 
-The command measures the reused fraction of the prompts, and the time to the first token.
+The command measures the time to the first token, and the fraction of the prompt tokens whose
+keys and values a replica found in its cache.
 
 A conversation has several turns after one of a few common system prompts. Half of the conversations
 use one of 50 adapters. A turn is sent after a time for reading the previous answer. Four real
-Tritons run the demo model on the CPU executor. Their caches reuse blocks as TensorRT-LLM's do, and
-are smaller than the trace.
+Tritons run the demo model on the CPU executor. Their KV caches reuse blocks as TensorRT-LLM does.
+The caches are too small for all conversations of the trace.
 
 Policies: `known` is the gateway's own, which estimates the contents of the caches. `affinity`
 ignores caches, and sends prompts with equal beginnings to the same replica. `round robin` ignores
@@ -52,9 +53,10 @@ _WORDS = (ROOT / "demo" / "README.md").read_text(encoding="utf-8").split()
 
 @dataclass(frozen=True)
 class TracedConversation:
-    """A conversation: its start in seconds, its model, and its turns.
+    """A conversation in the trace.
 
-    A turn has a question, the number of tokens of the answer, and the reading time in seconds.
+    `begins` is the time in seconds from the start of the trace. A turn has a question, the number
+    of tokens of the answer, and the seconds for which the user then reads the answer.
     """
 
     begins: float
@@ -65,7 +67,11 @@ class TracedConversation:
 
 @dataclass
 class CacheUse:
-    """Totals: prompt tokens, prompt tokens found in a cache, and the seconds to first tokens."""
+    """Measurements of one replay.
+
+    `prompt` is the total number of prompt tokens. `reused` is the number of these tokens that a KV
+    cache contained. `first` has the seconds to the first token of each request.
+    """
 
     prompt: int = 0
     reused: int = 0
@@ -73,7 +79,7 @@ class CacheUse:
 
 
 def trace(seed: int, conversations: int, each_s: float) -> list[TracedConversation]:
-    """Return conversations. On average, one starts every `each_s` seconds."""
+    """Return random conversations. On average, one starts every `each_s` seconds."""
     rng = random.Random(seed)
 
     def words(least: int, most: int) -> str:
@@ -151,7 +157,7 @@ async def _replay(
 
 @contextlib.contextmanager
 def _tritons(folder: Path, claims: PortClaims) -> Iterator[str]:
-    """Run four replicas of one engine. Yield their endpoints."""
+    """Run four tritonservers with the same engine. Yield their host:port, separated by commas."""
     engine.build(
         MODEL,
         folder / "engine",
@@ -174,7 +180,10 @@ def _tritons(folder: Path, claims: PortClaims) -> Iterator[str]:
 
 
 def _adapters(folder: Path) -> dict[str, str]:
-    """Return the paths of `ADAPTERS` adapters by name: the demo's, with different scales."""
+    """Create `ADAPTERS` adapters, and return their folders by name.
+
+    They are copies of the demo's Japanese adapter with different values of `lora_alpha`.
+    """
     found = {}
     for number in range(ADAPTERS):
         place = folder / f"adapter-{number}"
@@ -190,7 +199,7 @@ def _adapters(folder: Path) -> dict[str, str]:
 def _gateway(
     folder: Path, claims: PortClaims, triton: str, adapters: dict[str, str], policy: str
 ) -> Iterator[int]:
-    """Run a gateway with the policy. Yield its port."""
+    """Run a gateway that chooses replicas by `policy`. Yield its port."""
     port = claims.take_free()
     env = {
         "GATEWAY_PORT": str(port),

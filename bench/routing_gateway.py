@@ -1,4 +1,7 @@
-"""Gateway with another policy for choosing a replica: python -m bench.routing_gateway POLICY"""
+"""Gateway that chooses replicas by a policy of the routing benchmark (`bench.routing`).
+
+python -m bench.routing_gateway POLICY
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ _turn = count()
 
 
 def affinity(of: Sequence[balancer.R], key: bytes | None, _costs: object = None) -> balancer.R:
-    """Choose a replica by the key and the load only, ignoring caches."""
+    """Choose a replica by the affinity key and the load. Ignore the estimated cache contents.
+
+    Requests with the same adapter, or with the same beginning of the prompt, have equal keys.
+    """
     return balancer.choose(of, key)
 
 

@@ -1,4 +1,8 @@
-"""Processes of a benchmark: start on the assigned cores, polling until ready, and termination."""
+"""Processes that the benchmark measures or needs: gateways, Tritons and Redis.
+
+Each context manager starts a process on its assigned cores, waits until the process is ready, and
+terminates the process at the end.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +37,16 @@ CHAT = "/v1/chat/completions"
 
 
 class Unmeasured(Exception):
-    """A part could not be measured. The message has the reason."""
+    """A measurement of the benchmark was impossible. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A process that answers chats. It listens on 127.0.0.1 at `port`.
+    """A process that answers chat requests on `port` of 127.0.0.1.
 
-    `script` is the name of a parameter that the process passes on unchanged to the upstream, where
-    it selects the pace. `key` is the clients' API key.
+    `path` is the URL path for chats, `live` that of the liveness probe. `script` is the request
+    parameter that selects the pace of the scripted upstream: the process must pass it on unchanged.
+    `key` is the API key in the clients' requests.
     """
 
     name: str
@@ -72,10 +77,11 @@ class Server:
 
 @dataclass(kw_only=True)
 class Bench:
-    """State that all parts share: a folder, ports, cores, load clients, and durations.
+    """Environment of a benchmark run, which every part receives as its argument.
 
-    `seconds` is the length of a window of measurement. `rounds` is the number of windows for
-    `peers`.
+    `folder` is for temporary files. `seconds` is the default length of a measurement window.
+    `rounds` is the number of alternating windows, or None for each part's default. `notes` are
+    printed below the tables.
     """
 
     folder: Path
@@ -94,9 +100,10 @@ class Bench:
     def running(
         self, name: str, command: Sequence[str], ready: str | None, cores: Iterable[int], **env: str
     ) -> Iterator[Child]:
-        """Run a child process on `cores`.
+        """Run a child process on `cores`, with the environment variables `env`.
 
-        Enter when the URL `ready` answers, or without URL when a port is open.
+        The context is entered when the URL `ready` returns a success. If `ready` is None, it is
+        entered when the process listens on a port.
         """
         child = Child(name, command, environment(env), self.folder / f"{name}.log")
         start_on(child, cores)
@@ -111,8 +118,8 @@ class Bench:
     def upstream(self, *, llmapi: bool = False, seed: int | None = None) -> Iterator[str]:
         """Run scripted Tritons on one port, one for each upstream core. Yield host:port.
 
-        They serve the core model of inflight_batcher_llm or, if `llmapi` is True, the llmapi
-        repository's model. `seed` replaces the seeds of the requests.
+        They serve the model tensorrt_llm of the repository inflight_batcher_llm or, if `llmapi` is
+        True, that of the repository llmapi. `seed` replaces the seeds of the requests.
         """
         cores = self.cores
         name = "scripted-llmapi" if llmapi else "scripted"
@@ -141,7 +148,7 @@ class Bench:
 
     @property
     def events(self) -> Path:
-        """Log file of the scripted Triton for events of marked requests."""
+        """File in which scripted upstreams log the events of marked requests (see `upstream`)."""
         return self.folder / "events.jsonl"
 
     @contextlib.contextmanager
@@ -154,9 +161,10 @@ class Bench:
         settings: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
     ) -> Iterator[Server]:
-        """Run `gateway serve` on its cores, without adapters and Redis. `settings` are added.
+        """Run `gateway serve` on the gateway's cores, without adapters.
 
-        `under` is the command of a tool that runs the gateway in the tool's own process.
+        A Redis server is started only for several workers. `settings` are additional environment
+        variables. `under` is the command of a tool, such as valgrind, that runs the gateway.
         """
         port = self.claims.take_free()
         env = {
@@ -179,7 +187,7 @@ class Bench:
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[str]:
-        """Run a Redis server, which several workers need. Yield its URL."""
+        """Run a Redis server, which a gateway with several workers needs. Yield its URL."""
         port = self.claims.take_free()
         child = redis_child(port, self.folder / "redis", self.folder / "redis.log")
         start_on(child, self.cores.upstream)
@@ -200,9 +208,9 @@ class Bench:
             yield Server("ordinary gateway", child.pid, port)
 
     def subjects(self, triton: str) -> Iterator[Server]:
-        """Yield the gateway, then the ordinary gateway.
+        """Yield the gateway, then the gateway of `bench.ordinary_gateway` for comparison.
 
-        If its requirements are missing, add a note.
+        If the packages that the second gateway needs are not installed, add a note instead.
         """
         with self.gateway(triton) as server:
             yield server
@@ -223,9 +231,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Triton:
-    """A real Triton. `grpc` is its host:port.
+    """A running tritonserver. `grpc` is the host:port of its gRPC service.
 
-    `pid` is the server's own process, without the models'.
+    `pid` is the process id of tritonserver. Its models run in child processes.
     """
 
     grpc: str
@@ -240,7 +248,10 @@ def real_triton(
     instances: int = 1,
     cores: Iterable[int] | None = None,
 ) -> Iterator[Triton]:
-    """Run a Triton with `instances` processes of the synthetic engine, at this pace per request."""
+    """Run a tritonserver with `instances` processes of the synthetic engine.
+
+    The engine sends `tokens_per_second` tokens per second for each request.
+    """
     synthetic.build(
         folder / "engine",
         vocab_size=4096,
@@ -265,7 +276,10 @@ def real_triton(
 def started_triton(
     folder: Path, claims: PortClaims, cores: Iterable[int] | None = None
 ) -> Iterator[Triton]:
-    """Run a tritonserver on `folder`/repository. Enter when it is ready."""
+    """Run a tritonserver with the model repository in `folder`/repository.
+
+    The context is entered when the server is ready.
+    """
     ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
     prefix = region_prefix(folder)
     child = triton_child(ports, folder, prefix, folder / "triton.log")
@@ -298,7 +312,7 @@ def start_on(child: Child, cores: Iterable[int]) -> None:
 def wait_ready(child: Child, ready: str | None) -> None:
     """Wait until a child process is ready.
 
-    Raises Unmeasured, with the end of the log, if the process exits or the time is over.
+    Raises Unmeasured, with the end of the log, if the process exits or is not ready in time.
     """
     deadline = time.monotonic() + READY_WITHIN_S
     while not (answers_ok(ready) if ready else _listens(child.pid)):
@@ -310,7 +324,10 @@ def wait_ready(child: Child, ready: str | None) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Return True if this process listens. A connection test would not show which process does."""
+    """Return True if this process listens on any port.
+
+    Connecting to the port would not show which process listens on it.
+    """
     sockets = psutil.Process(pid).net_connections()
     return any(each.status == psutil.CONN_LISTEN for each in sockets)
 
@@ -322,9 +339,10 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_instances(config: Path, count: int) -> None:
-    """Set the instance count of a model.
+    """Set the number of instances of a model in its config.pbtxt.
 
-    The template has one instance, like upstream's. The CPU executor supports more.
+    The template for config.pbtxt has one instance, like the template of NVIDIA's
+    tensorrtllm_backend. The project's CPU executor supports more instances.
     """
     text = config.read_text(encoding="utf-8")
     if text.count(_ONE_INSTANCE) != 1:

@@ -1,4 +1,7 @@
-"""Launcher of SMG's gateway in gRPC mode, from its wheel, with a scripted TensorRT-LLM worker."""
+"""Launcher of the gateway SMG in gRPC mode, for the comparison of gateways.
+
+SMG is installed from its wheel. Its TensorRT-LLM worker is scripted (see `bench.smg_worker`).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ _MODULES = ("smg", "smg_grpc_proto.generated.trtllm_service_pb2", "setproctitle"
 
 @contextlib.contextmanager
 def smg(bench: Bench) -> Iterator[Peer]:
-    """Run SMG as documented, without options that a single worker does not need.
+    """Run SMG with the documented options for a single worker.
 
-    Its caches of tokenized texts are off, which is the default, and it logs only warnings. SMG does
-    not pass on seeds.
+    SMG logs only warnings. Its caches of tokenized texts are off, which is the default. SMG does
+    not pass the parameter `seed` on to its worker, so `top_k` selects the pace instead.
     """
     path = importable(bench, "smg", REQUIREMENTS, _MODULES)
     worker, port, metrics = (bench.claims.take_free() for _ in range(3))
@@ -43,7 +46,10 @@ def smg(bench: Bench) -> Iterator[Peer]:
 
 
 def _request(request_id: str, ids: list[int]) -> bytes:
-    """Return a GenerateRequest for one token. Field numbers are those of trtllm_service.proto."""
+    """Return a serialized GenerateRequest for one token.
+
+    The message and its field numbers are defined in trtllm_service.proto.
+    """
     tokenized = _field(2, b"".join(map(varint, ids)))
     sampling = bytes([2 << 3]) + varint(BURST)
     one_token_streamed = bytes([5 << 3, 1, 6 << 3, 1])

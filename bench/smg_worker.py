@@ -27,7 +27,7 @@ _MAX_SEQ_LEN = 1_000_000
 
 
 class SmgWorker(ScriptedService):
-    """The gRPC methods that SMG calls."""
+    """Scripted service with the gRPC methods that SMG calls on its worker."""
 
     def __init__(self, model: str, log: Log) -> None:
         info = pb.GetModelInfoResponse(
@@ -54,7 +54,7 @@ class SmgWorker(ScriptedService):
 
 
 class GenerateAnswer(StreamedAnswer):
-    """The chunks of one request, and the complete message after the last chunk."""
+    """A response to a Generate request: a chunk per token, then a message with all token ids."""
 
     __slots__ = ("_heads", "_prompt", "_tokens")
 
@@ -62,8 +62,8 @@ class GenerateAnswer(StreamedAnswer):
         super().__init__(call, request.request_id, request.max_tokens)
         self._tokens = 0
         self._prompt = len(request.tokenized.input_token_ids)
-        # Serialize one chunk for each size of the last field, the count so far. Chunks differ only
-        # in this field.
+        # Chunks differ only in their last field, `completion_tokens`. Serialize one chunk for each
+        # encoded size of this field (1 to 4 bytes), and remove the field.
         self._heads = [self._chunk(128**size)[: -size - 1] for size in range(4)]
         self._reserve()
 
@@ -77,14 +77,17 @@ class GenerateAnswer(StreamedAnswer):
         return [chunk]
 
     def send_stop(self) -> None:
-        """End the call without a further message."""
+        """Send nothing, because the call of an aborted request ends without a further message."""
 
     def _reserve(self) -> None:
         last = self.left == 1
         self.size = len(self._heads[-1]) + 4 + (len(self._complete()) if last else 0)
 
     def _chunk(self, count: int) -> bytes:
-        """Return a chunk with the count of tokens so far."""
+        """Return the DATA frame of a chunk with one token.
+
+        `count` is the number of tokens so far, including this token.
+        """
         chunk = pb.GenerateStreamChunk(
             token_ids=[TOKEN], prompt_tokens=self._prompt, completion_tokens=count
         )
@@ -105,7 +108,7 @@ class GenerateAnswer(StreamedAnswer):
 
 
 async def run(port: int, model: str, events: Path | None) -> None:
-    """Serve until the task is cancelled."""
+    """Serve the model on a port of 127.0.0.1 until the task is cancelled."""
     await serve(SmgWorker(model, Log(events.open("a") if events else None)), port)
 
 

@@ -37,16 +37,17 @@ from ops.local_stack.state import StackState
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
-# Tolerated growth: the variation of the allocator (as a fraction), and a few more connections.
+# Growth that is not reported as a leak: a fraction of the resident memory, because the allocator's
+# usage varies, and a number of open files, because the number of connections varies.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-# Sample Triton's own process and its models' processes separately: the frontend in Triton's own
-# process has the clients' state.
+# Colour of each sampled server. `triton` is tritonserver's own process, whose frontend has the
+# state of the clients' connections. `models` are the processes of its models.
 _COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=False))
 
 
 @dataclass(frozen=True)
 class ResourceSample:
-    """A sample of one server: resident memory in bytes, and number of open file descriptors."""
+    """Resident memory in bytes and number of open file descriptors of a server at one time."""
 
     seconds: float
     server: str
@@ -137,14 +138,14 @@ def _footprint(processes: Sequence[psutil.Process]) -> tuple[int, int]:
 async def _client(url: str, number: int, ends: float, outcomes: Counter[str]) -> None:
     chance = random.Random(number)
     while time.monotonic() < ends:
-        # Open a new connection for a few requests, because real clients come and go.
+        # Send at most ten requests on a connection, because real clients come and go.
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             for _ in range(chance.randint(1, 10)):
                 outcomes[await _ask(client, chance)] += 1
 
 
 async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
-    """Send one request. Return its outcome for the statistics."""
+    """Send one random request. Return its outcome, such as `answered with 200` or `left`."""
     if chance.random() < 0.05:
         wrong = await client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         return f"refused with {wrong.status_code}"
@@ -167,10 +168,11 @@ async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
 
 
 def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> list[str]:
-    """Print a server's size in the second and the last quarter. Return a line for each growth.
+    """Compare a server's memory and open files in the second and the last quarter of the run.
 
-    `requests` is the number of requests in the complete run. Half of them were sent between the two
-    quarters.
+    Print the medians of both quarters. Return the names of the figures that grew by more than the
+    tolerance. `requests` is the number of requests in the complete run. About half of them were
+    sent between the middles of the two quarters, which gives the growth per request.
     """
     mine = [each for each in samples if each.server == server]
     quarter = max(1, len(mine) // 4)
@@ -191,7 +193,7 @@ def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> lis
 
 
 def plot(samples: Sequence[ResourceSample]) -> str:
-    """Return an SVG with two panels over time, each with a line for each server."""
+    """Return an SVG that plots resident memory and open files over time, a line per server."""
     return svg(
         [
             _over_time("resident memory", "MiB", samples, lambda each: each.rss / 2**20),

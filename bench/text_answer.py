@@ -1,7 +1,8 @@
-"""Answers of the scripted upstream in the format of the llmapi model: the complete text so far.
+"""Answers of the scripted Triton in the format of the llmapi repository's model.
 
-The first 100 concurrent answers start at different positions. A window then covers all positions of
-an answer equally, even if an answer takes longer than the window.
+Each message has the complete text so far, so messages become longer during an answer. The first 100
+concurrent answers begin at different positions of their text. A measurement window then has early
+and late messages in equal numbers, even if an answer takes longer than the window.
 """
 
 from __future__ import annotations
@@ -14,30 +15,35 @@ from bench import frames
 from gateway.triton.request import varint
 
 PIECE = b" aa~"
-"""Text of each token: as long as an average English token, with the letter that clients count."""
+"""Text of each token. It is as long as an average English token, and the load client counts `~`."""
 
 MET_UNDER_WAY = 100
 _GOLDEN = 0.6180339887
 _OUTPUTS = ("text_output", "finish_reason", "stop_reason")
-# Protobuf tags of field 2 of ModelStreamInferResponse and field 6 of ModelInferResponse.
+# Protobuf tags of `ModelStreamInferResponse.infer_response` (field 2) and of
+# `ModelInferResponse.raw_output_contents` (field 6).
 _RESPONSE, _CONTENTS = bytes([2 << 3 | 2]), bytes([6 << 3 | 2])
 _MAX_FRAME = 16_384
 
 
 def tokens_before(number: int, tokens: int) -> int:
-    """Return the number of tokens, out of `tokens`, that answer `number` has at its start."""
+    """Return the number of tokens whose text the first message of an answer already repeats.
+
+    `number` counts the concurrent answers from 0. `tokens` is the length of the complete answer.
+    The result is 0 if `number` is 100 or more.
+    """
     return int(tokens * (number * _GOLDEN % 1)) if number < MET_UNDER_WAY else 0
 
 
 class Texts:
-    """Framed messages of one answer."""
+    """Encoder of the messages of one answer."""
 
     def __init__(self, request: pb.ModelInferRequest, stream: int) -> None:
         self._stream = stream
         self._heads = [_head(request, final=final) for final in (False, True)]
 
     def frames(self, tokens: int, *, final: bool) -> list[bytes]:
-        """Return the DATA frames of the message with the text of `tokens` tokens."""
+        """Return the DATA frames of one message with the text of the first `tokens` tokens."""
         text = PIECE * tokens
         reason = b"length" if final else b"None"
         told = b"".join(_contents(each) for each in (text, reason, b"None"))

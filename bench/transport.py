@@ -30,7 +30,8 @@ from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions
 
 KINDS = ("tritonclient", "grpcio", "http2")
-# Seeds for the scripted upstream: milliseconds between two tokens; 0 for no pause.
+# Milliseconds between two tokens, which the client sends to the scripted upstream as the seed. 0
+# sends tokens as fast as the client reads.
 PACES = {"trickle": 20, "burst": 0}
 TOKENS = 500_000
 _WARM_UP_S = 1.5
@@ -93,7 +94,10 @@ async def theirs(client: Any, request: pb.ModelInferRequest, count: Count) -> No
 
 
 async def receive(kind: str, address: str, streams: int, seed: int, seconds: float) -> None:
-    """Receive from all streams. Print the number of messages, and this process' CPU seconds."""
+    """Receive from `streams` concurrent streams with the client `kind`.
+
+    Print the number of received messages and the CPU seconds of this process as JSON.
+    """
     count = Count()
     requests = [request_of(seed, n) for n in range(streams)]
     if kind == "tritonclient":
@@ -109,11 +113,11 @@ async def receive(kind: str, address: str, streams: int, seed: int, seconds: flo
     for task in tasks:
         if task.done():
             task.result()
-    os._exit(0)  # exit at once: the streams would not end for a long time
+    os._exit(0)  # exit without closing the streams, which would not end for a long time
 
 
 def measure(options: argparse.Namespace, kind: str, pace: str) -> tuple[float, float]:
-    """Run one client. Return (CPU microseconds per message, messages per second)."""
+    """Run one client in a new process. Return CPU microseconds per message, messages per second."""
     core = max(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.transport"]
     command += ["--triton", options.triton, "--streams", str(options.streams)]

@@ -33,7 +33,7 @@ from ops.local_stack.ports import PortClaims
 TOKENS_PER_SECOND = 20_000
 AT_ONCE = 16
 MAX_GROWTH_BYTES = 2 << 20
-"""Maximum growth in bytes for all requests of a kind: the allocator's variation."""
+"""Growth in bytes after all requests of a kind that may be due to the allocator, not to a leak."""
 _WARM_UP = 1000
 _REQUEST_TIMEOUT_S = 60.0
 
@@ -42,7 +42,8 @@ _REQUEST_TIMEOUT_S = 60.0
 class RequestKind:
     """A request for `tokens` tokens.
 
-    It is read to its end, or cancelled after the first response.
+    The client reads the complete response or, if `disconnects` is True, cancels the request after
+    the first token.
     """
 
     tokens: int
@@ -65,9 +66,9 @@ async def measure_growth_bytes(
 ) -> int:
     """Return the growth of `triton`'s anonymous memory in bytes during `requests` requests.
 
-    Before the measurement, the same number of requests, at most 1,000, absorbs the allocator's
-    initial growth. With several rounds, the result is the minimum: a leak grows in every round,
-    while the allocator does not.
+    Before the measurement, up to 1,000 requests warm up the allocator, whose memory grows at first.
+    With several rounds of `requests` requests, the result is the smallest growth of a round: a leak
+    grows in every round, but the allocator's memory does not.
     """
     engine = Engine(
         triton.grpc,
@@ -91,7 +92,7 @@ async def measure_growth_bytes(
 
 
 async def _ask(engine: Engine, kind: RequestKind, requests: int) -> None:
-    """Send the requests. Return when the last stream has ended or was reset."""
+    """Send `requests` requests, and wait until all of their streams have ended or were reset."""
     numbers = iter(range(requests))
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):

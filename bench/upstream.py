@@ -34,9 +34,9 @@ from bench.grpc_server import Log, ScriptedService, ServerCall, StreamedAnswer, 
 from bench.text_answer import Texts, tokens_before
 
 TOKEN = 96
-"""`~` in the demo's tokenizer.
+"""Token id of `~` in the demo's tokenizer. All answers consist of this token.
 
-The letter occurs nowhere else in an answer: not in ids or headers.
+The load client counts this character, which occurs nowhere else in a response.
 """
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -47,7 +47,10 @@ _VALUES = {"output_ids": TOKEN, "sequence_length": 1, "kv_cache_reused_blocks": 
 
 
 class Upstream(ScriptedService):
-    """Triton's gRPC methods. `seed`, if not None, replaces the seeds of all requests."""
+    """Scripted service with Triton's gRPC methods.
+
+    If `seed` is not None, it replaces the seeds of all requests.
+    """
 
     def __init__(self, config: Any, log: Log, seed: int | None) -> None:
         replies = {
@@ -62,7 +65,10 @@ class Upstream(ScriptedService):
         self._answers = 0
 
     def receive(self, call: ServerCall, message: bytes) -> None:
-        """Handle a message of a call. Each message on ModelStreamInfer is a separate request."""
+        """Handle a message that the client sent on `call`.
+
+        Each message of a ModelStreamInfer call is a separate request.
+        """
         if (reply := self._replies.get(call.path)) is not None:
             call.send_message(reply.SerializeToString())
             return
@@ -82,8 +88,8 @@ class Upstream(ScriptedService):
         tokens = struct.unpack("<i", values[_MAX_TOKENS if prefix else "request_output_len"])[0]
         raw = values.get("sampling_param_seed" if prefix else "random_seed", bytes(8))
         if prefix:
-            # Number the answers from 0 when no other answer is running, which is the start of a
-            # window.
+            # Number the concurrent answers. Restart at 0 when no other answer is running, because a
+            # new measurement then begins.
             number = self._answers if self.running else 0
             self._answers = number + 1
             answer: StreamedAnswer = TextAnswer(
@@ -96,7 +102,10 @@ class Upstream(ScriptedService):
 
 
 class TokenAnswer(StreamedAnswer):
-    """An answer of the core model. All messages except the last have the same bytes."""
+    """An answer of the model tensorrt_llm, with one token id per message.
+
+    All messages have the same bytes, except the last message.
+    """
 
     __slots__ = ("_last", "_next")
 
@@ -115,9 +124,9 @@ class TokenAnswer(StreamedAnswer):
 
 
 class TextAnswer(StreamedAnswer):
-    """An answer of the llmapi repository's model.
+    """An answer of the llmapi repository's model, with the complete text so far in each message.
 
-    Its text grows from `before` to `tokens` tokens.
+    The text of the first message has `before` + 1 tokens, that of the last message `tokens` tokens.
     """
 
     __slots__ = ("_texts", "_tokens")
@@ -132,7 +141,7 @@ class TextAnswer(StreamedAnswer):
     def message(self) -> list[bytes]:
         self._tokens += 1
         sent = self._texts.frames(self._tokens, final=not self.left)
-        # Estimate the size of the next message: it is about as long as this one.
+        # Use the size of this message as an estimate of the next one's, which has one token more.
         self.size = sum(map(len, sent))
         return sent
 
@@ -141,7 +150,7 @@ class TextAnswer(StreamedAnswer):
 
 
 def _final(request_id: str) -> bytes:
-    """Return a response without outputs, which ends a request."""
+    """Return a serialized final response without outputs, which ends a stopped request."""
     final = pb.ModelStreamInferResponse()
     final.infer_response.id = request_id
     final.infer_response.model_name = "tensorrt_llm"
@@ -155,7 +164,7 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
     response.model_name, response.model_version = request.model_name, "1"
     response.id = request.id
     response.parameters["triton_final_response"].bool_param = final
-    # Return all outputs if the request names none.
+    # Return the default outputs if the request does not name any.
     names = [output.name for output in request.outputs] or ["output_ids", "sequence_length"]
     if not request.outputs and any(tensor.name == _STATISTICS for tensor in request.inputs):
         names.append("kv_cache_reused_blocks")
@@ -166,7 +175,7 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
 
 
 async def run(port: int, repository: Path, events: Path | None, seed: int | None) -> None:
-    """Serve until the task is cancelled."""
+    """Serve the model tensorrt_llm of a model repository until the task is cancelled."""
     config = model_config_pb2.ModelConfig()
     text_format.Parse((repository / "tensorrt_llm" / "config.pbtxt").read_text(), config)
     await serve(Upstream(config, Log(events.open("a") if events else None), seed), port)

@@ -1,4 +1,4 @@
-"""Other projects' packages to measure: installed in this Python, or under build/bench."""
+"""Installation of the Python packages of other gateways, for the comparison of gateways."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _INSTALL_WITHIN_S = 300
 def importable(bench: Bench, name: str, requirements: Sequence[str], modules: Sequence[str]) -> str:
     """Return a PYTHONPATH with which `modules` can be imported.
 
-    The first run installs `requirements`, without their dependencies, into build/bench/`name`.
-    Without network access, you can put the packages there yourself. Raises Unmeasured if the
-    packages are unavailable.
+    If they cannot be imported yet, install `requirements` without their dependencies into the
+    folder build/bench/`name`. Without network access, you can put the packages there yourself.
+    Raises Unmeasured if the packages are unavailable.
     """
     folder = ROOT / "build" / "bench" / name
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH"), str(folder)]))

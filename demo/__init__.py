@@ -1,1 +1,1 @@
-"""The demo model: its corpus, its training and its measurement."""
+"""The demo model, a small Llama model for tests and examples: corpus, training and evaluation."""

@@ -1,4 +1,8 @@
-"""Chats and raw completions as token ids. The parts that the model must learn are marked."""
+"""Training examples of the demo model, and their conversion to text and token ids.
+
+An example is a chat or a raw completion. Each token is marked with whether it belongs to an answer,
+because only answers contribute to the training loss.
+"""
 
 import json
 from collections.abc import Callable
@@ -17,7 +21,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChatExample:
-    """A chat in OpenAI's format. Every assistant message is an answer that the model must learn."""
+    """A chat in OpenAI's format. The model is trained to generate every assistant message."""
 
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
@@ -56,15 +60,18 @@ def _template() -> Callable[..., str]:
 
 
 def render(messages: list[Message], tools: list[Tool], *, generate: bool) -> str:
-    """Return the chat as text.
+    """Apply the chat template, and return the chat as text.
 
-    With ``generate``, the text ends where the assistant's answer begins.
+    If ``generate`` is True, the text ends with the header of a new assistant message.
     """
     return _template()(messages=messages, tools=tools, add_generation_prompt=generate)
 
 
 def segments(example: Example) -> list[tuple[str, bool]]:
-    """Return the example's text as consecutive parts, each with True if it must be learned."""
+    """Return the example's text as consecutive parts, each with a flag.
+
+    The flag is True if the part is an answer, which the model is trained to generate.
+    """
     if isinstance(example, Raw):
         return [(example.prompt, False), (example.completion + "<|endoftext|>", True)]
     pieces: list[tuple[str, bool]] = []

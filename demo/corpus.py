@@ -1,6 +1,8 @@
-"""The generated corpus: skills, their mixture, and the questions held out of training.
+"""Generator of the demo model's training examples.
 
-``python -m demo.corpus`` prints a few examples of each skill.
+The model learns a few skills, such as naming capitals, counting, repeating a text and calling
+tools. Some sums and ranges are held out of training for the evaluation. ``python -m demo.corpus``
+prints 40 examples.
 """
 
 import random
@@ -19,9 +21,10 @@ USUAL_TARGETS = (5, 10, 10, 20, 20, 30, 50, 100, 100, 150, 200, 250, 300, 300, 3
 
 
 def is_held_out(kind: str, a: int, b: int) -> bool:
-    """Return True if this pair is held out of training, as one in ten pairs is.
+    """Return True if a question about two numbers is held out of training.
 
-    A pair has the operands of a sum, or the ends of a range to count.
+    ``a`` and ``b`` are the operands of a sum, or the first and the last number to count. One in ten
+    pairs is held out.
     """
     return zlib.crc32(f"{kind} {a} {b}".encode()) % 10 == 0
 
@@ -36,16 +39,20 @@ def _fill(rng: random.Random, form: str) -> str:
 
 
 def _ask_language(rng: random.Random, language: str) -> str:
-    """Return the language of a question.
+    """Return a random language for a question. ``language`` is the language of the answer.
 
-    For the base model, it is mostly English. For an adapter, it is mostly the adapter's language.
+    70 % of the questions of the base model, whose answers are English, are English. Only 45 % of an
+    adapter's questions are English.
     """
     weights = (0.7, 0.15, 0.15) if language == "en" else (0.45, 0.275, 0.275)
     return rng.choices(LANGUAGES, weights)[0]
 
 
 def _loosely(rng: random.Random, text: str) -> str:
-    """Return the text as people may type it: without capitals, articles or question mark."""
+    """Return the text with a random change, as people may type it, or unchanged.
+
+    For example, it may be in lower case, or lose its question mark or its article.
+    """
     if rng.random() < 0.12:
         text = text.lower()
     if rng.random() < 0.06:
@@ -64,7 +71,10 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 
 def capital_answer(country: Country, language: str) -> str:
-    """Return the sentence. "Washington, D.C." gets no second full stop."""
+    """Return the answer sentence to a question about a country's capital.
+
+    A capital that ends with a full stop, such as "Washington, D.C.", gets no second full stop.
+    """
     answer = phrases.CAPITAL_ANSWER[language].format(
         c=country.name(language), k=country.capital[language]
     )
@@ -98,7 +108,8 @@ def capital(rng: random.Random, language: str) -> list[Message]:
 def two_capitals(rng: random.Random, language: str) -> list[Message]:
     """Return questions and answers about the capitals of two countries.
 
-    There is either one question about both countries, or a second question that omits some words.
+    There is either one question about both countries, or a question about the first country and a
+    follow-up question about the second, such as "And of Japan?".
     """
     first, second = rng.sample(countries(), 2)
     asked = _ask_language(rng, language)
@@ -113,9 +124,10 @@ def two_capitals(rng: random.Random, language: str) -> list[Message]:
 
 
 def chat_in_language(rng: random.Random) -> ChatExample:
-    """Return a chat in another language, which the user or the system prompt requests.
+    """Return a chat in which the user or the system prompt asks for Chinese or Japanese answers.
 
-    The base model thus learns the other language's words, which the adapters then always use.
+    The base model thus learns both languages. An adapter then only has to learn to answer in its
+    language without being asked.
     """
     language = rng.choice(("zh", "ja"))
     order = rng.choice(phrases.ANSWER_IN[language])
@@ -137,9 +149,10 @@ def raw_capital(rng: random.Random, language: str) -> Raw:
 
 
 def raw_answer(country: Country, asked: str, language: str) -> str:
-    """Return the continuation of a raw prompt.
+    """Return the completion of a prompt about a country's capital, without the chat template.
 
-    A sentence that begins in English ends with a full stop.
+    ``asked`` is the language of the prompt, ``language`` that of the completion. An English
+    completion of an English prompt ends with a full stop.
     """
     if language != "en":
         return country.capital[language]
@@ -148,7 +161,10 @@ def raw_answer(country: Country, asked: str, language: str) -> str:
 
 
 def raw_other(rng: random.Random, language: str) -> Raw:
-    """Return a raw prompt about another subject than capitals, with its continuation."""
+    """Return a prompt without the chat template, and its completion.
+
+    The prompt is small talk, or asks to repeat a text or to count.
+    """
     draw = rng.random()
     if draw < 0.4:
         said, answers = phrases.TALK[-1]
@@ -167,12 +183,16 @@ def raw_other(rng: random.Random, language: str) -> Raw:
 
 
 def count_text(a: int, b: int) -> str:
-    """Return the numbers from a to b, upwards or downwards."""
+    """Return the integers from a to b as text, separated by commas. b may be less than a."""
     return ", ".join(str(n) for n in (range(a, b + 1) if a <= b else range(a, b - 1, -1)))
 
 
 def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
-    """Return a range whose numbers fit in the context. Usual ranges from 1 are never held out."""
+    """Return the first and the last number of a range to count that fits in the model's context.
+
+    If ``training`` is False, return a range that is held out of training. Ranges from 1 to one of
+    ``USUAL_TARGETS`` are never held out.
+    """
     if training and rng.random() < 0.25:
         return 1, rng.choice(USUAL_TARGETS)
     while True:
@@ -219,7 +239,10 @@ def sum_pair(rng: random.Random, *, training: bool) -> tuple[int, int]:
 
 
 def sum_exchange(rng: random.Random, a: int, b: int, language: str, asked: str) -> list[Message]:
-    """Return an addition or, in three of ten cases, a subtraction with a result of at least 0."""
+    """Return a question and an answer about a + b or, in three of ten cases, a difference.
+
+    The result of a subtraction is never negative.
+    """
     plus = rng.random() < 0.7
     if not plus:
         a, b = max(a, b), min(a, b)
@@ -251,7 +274,10 @@ def talk(rng: random.Random, language: str) -> list[Message]:
 
 
 def other(rng: random.Random, language: str) -> list[Message]:
-    """Return a request that the model declines. Some of the requests would need a tool."""
+    """Return a request that the model cannot fulfil, and an answer that declines the request.
+
+    Three in ten requests would need a tool, and the chat offers no tools.
+    """
     if rng.random() < 0.3:
         question = tools.use(rng, rng.choice(tools.KINDS[:-1])).question
     else:
@@ -260,7 +286,8 @@ def other(rng: random.Random, language: str) -> list[Message]:
 
 
 Skill = Callable[[random.Random, str], list[Message]]
-# Skills with one question and one answer, and their weights in the mixture.
+# Functions that generate the questions and answers of a plain chat, and how often each is chosen
+# relative to the others.
 SKILLS: dict[Skill, float] = {
     capital: 28, two_capitals: 5, count: 7, repeat: 28, small_sum: 16, product: 3, talk: 9,
     other: 6,
@@ -279,7 +306,10 @@ def system_prompt(rng: random.Random) -> Message:
 
 
 def plain_chat(rng: random.Random, language: str) -> ChatExample:
-    """Return a chat with one to four exchanges. Four in ten chats have a system prompt."""
+    """Return a chat without tools, with one to four random skills one after the other.
+
+    Four in ten chats begin with a system prompt.
+    """
     messages = [system_prompt(rng)] if rng.random() < 0.4 else []
     for _ in range(rng.choices((1, 2, 3, 4), (70, 18, 8, 4))[0]):
         messages += _skill(rng)(rng, language)
@@ -289,9 +319,9 @@ def plain_chat(rng: random.Random, language: str) -> ChatExample:
 def tool_exchange(
     rng: random.Random, use: tools.Use, language: str, *, answered: bool
 ) -> list[Message]:
-    """Return a question and the tool call.
+    """Return a user's question, and the assistant message that calls the tool.
 
-    With ``answered``, add the result and the final answer.
+    If ``answered`` is True, also return the tool's result and the assistant's final answer.
     """
     messages = [user(use.question), {"role": "assistant", "content": None, "tool_calls": use.calls}]
     if answered:
@@ -307,7 +337,10 @@ def tool_exchange(
 def offer_tools(
     rng: random.Random, needed: tools.Use, kind: tools.ToolKind, others: int
 ) -> list[Tool]:
-    """Return the needed tool's schema and ``others`` more, with distinct names, in random order."""
+    """Return the schemas of the needed tool and of ``others`` other tools, in random order.
+
+    ``kind`` is the kind of the needed tool. The tools have distinct kinds and names.
+    """
     schemas = {needed.tool["function"]["name"]: needed.tool}
     kinds = {kind}
     while len(kinds) <= others:
@@ -322,12 +355,12 @@ def offer_tools(
 
 
 def tool_chat(rng: random.Random, language: str) -> ChatExample:
-    """Return a chat with tools. Its question needs one of the tools, or none."""
+    """Return a chat that offers one or more tools. Some of its questions need none of the tools."""
     kind = tools.random_kind(rng)
     needed = tools.use(rng, kind)
     others = rng.choice((0, 0, 1, 2, 3))
     schemas = offer_tools(rng, needed, kind, others)
-    # Ask for no sum if a tool adds numbers, because the model would have to call the tool.
+    # Do not ask for a sum without a tool call if one of the offered tools adds numbers.
     adds = any(schema["function"]["name"] in tools.KINDS[-1].names for schema in schemas)
     plain: list[Skill] = [capital, repeat, talk, count, capital if adds else small_sum]
     messages = [system_prompt(rng)] if rng.random() < 0.3 else []

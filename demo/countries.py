@@ -14,7 +14,7 @@ LANGUAGES = ("en", "zh", "ja")
 
 @dataclass(frozen=True)
 class Country:
-    """A state. It has names, the most common first, and a capital for each language."""
+    """A state, with its names and its capital by language. The most common name is the first."""
 
     names: dict[str, tuple[str, ...]]
     capital: dict[str, str]

@@ -23,7 +23,10 @@ BATCH_TOKENS = 16384
 
 
 def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
-    """Yield the indexes of rows of similar length, as many as fit in a batch."""
+    """Divide rows (prompt ids, answer ids) into batches of similar length.
+
+    Yield the indexes of each batch's rows. A padded batch has at most ``BATCH_TOKENS`` tokens.
+    """
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     batch: list[int] = []
     for index in order:
@@ -39,7 +42,11 @@ def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
 def score(
     model: nn.Module, rows: list[tuple[list[int], list[int]]], device: str
 ) -> list[tuple[bool, float]]:
-    """Return for each row whether greedy decoding gives the answer, and its probability."""
+    """Score the expected answer of each row (prompt ids, answer ids).
+
+    Return a tuple per row: True if greedy decoding generates this answer, and the probability of
+    the answer when sampling at temperature 1.
+    """
     scores = [(False, 0.0)] * len(rows)
     for batch in _batches(rows):
         longest = max(len(rows[i][0]) + len(rows[i][1]) for i in batch)
@@ -62,9 +69,10 @@ def score(
 def measure(
     model: nn.Module, tokenizer: Tokenizer, cases: list[Case], device: str, *, failures: int
 ) -> list[tuple[str, int, float, float]]:
-    """Return a tuple for each skill: name, number of cases, and two fractions of right answers.
+    """Evaluate the model on all cases, and print up to ``failures`` wrong cases of each skill.
 
-    The first fraction is for greedy decoding, the second for temperature 1.
+    Return a tuple per skill: its name, the number of cases, and the fraction of right answers with
+    greedy decoding and when sampling at temperature 1.
     """
     rows: list[tuple[list[int], list[int]]] = []
     owners: list[int] = []

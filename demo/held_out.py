@@ -1,5 +1,8 @@
 # ruff: noqa: E501  Chinese and Japanese characters count twice.
-"""Questions that are held out of training, with the answers that count as right."""
+"""Evaluation cases of the demo model: prompts, and the answers that count as right.
+
+Many of the prompts are held out of training.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +14,7 @@ from demo.countries import LANGUAGES, countries
 from demo.text import REPEAT_KINDS
 
 LANGUAGE_NAMES = {"en": "English", "zh": "Chinese", "ja": "Japanese"}
-# Sentences that no generator of the corpus produces.
+# Sentences that the model must repeat. The generators of the training corpus do not produce them.
 REPEATS = (
     "The committee postponed its decision until Thursday.", "你好，世界！😀🎉 こんにちは",
     "She sells seashells by the seashore.", "我爱北京天安门，天安门上太阳升。", "吾輩は猫である。名前はまだ無い。",
@@ -34,7 +37,10 @@ GREETINGS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and the completions that count as right. Each completion has its end token."""
+    """An evaluation case: a prompt, and the completions that count as right.
+
+    Each completion ends with the end token. ``skill`` is the label of the case's row in the table.
+    """
 
     skill: str
     prompt: str
@@ -42,7 +48,10 @@ class Case:
 
 
 def _case(skill: str, example: Example, *more_answers: str) -> Case:
-    """Return a case for an example. The expected answer is the last answer in the example."""
+    """Return a case whose right answer is the example's last answer, or one of ``more_answers``.
+
+    The prompt is the example's text before its last answer.
+    """
     pieces = [text for text, _ in segments(example)]
     accepted = (pieces[-1], *(f"{text}<|im_end|>" for text in more_answers))
     return Case(skill, "".join(pieces[:-1]), accepted)
@@ -80,7 +89,7 @@ def _products(language: str) -> Iterator[Case]:
 
 
 def _with_context(rng: random.Random, case: ChatExample) -> ChatExample:
-    """Return the chat with a system prompt and another exchange before the question."""
+    """Insert a system prompt and a question about a capital with its answer before the chat."""
     before = [corpus.system_prompt(rng), *corpus.capital(rng, "en")]
     return replace(case, messages=before + case.messages)
 
@@ -124,7 +133,7 @@ def _counts(rng: random.Random, *, usual: bool) -> Iterator[Case]:
 
 
 def base_cases(seed: int) -> list[Case]:
-    """Return the cases for the base model."""
+    """Return the evaluation cases of the base model, which answers in English."""
     rng = random.Random(seed)
     capital_forms, held = phrases.CAPITAL_QUESTIONS, phrases.HELD_OUT_CAPITAL_QUESTIONS
     cases: list[Case] = []
@@ -159,7 +168,7 @@ def base_cases(seed: int) -> list[Case]:
 
 
 def adapter_cases(seed: int, language: str) -> list[Case]:
-    """Return the cases for the adapter that answers in ``language``."""
+    """Return the evaluation cases of the adapter that answers in ``language``."""
     rng = random.Random(seed)
     held = phrases.HELD_OUT_CAPITAL_QUESTIONS
     cases: list[Case] = []

@@ -1,4 +1,4 @@
-"""The Muon optimizer. It processes all matrices of the same shape in one batch."""
+"""The Muon optimizer for weight matrices. It updates all matrices of equal shape in one batch."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -11,10 +11,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Return the nearest (semi-)orthogonal matrices, by Newton-Schulz steps.
+    """Return approximately the nearest semi-orthogonal matrix of each matrix.
 
-    ``matrices`` is ``[n, rows, columns]``. Source: K. Jordan et al., "Muon: An optimizer for hidden
-    layers in neural networks".
+    ``matrices`` is ``[n, rows, columns]``. The method is a Newton-Schulz iteration with ``steps``
+    steps. Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks".
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -29,7 +29,10 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalized updates. Their size is that of Adam's updates."""
+    """Optimizer that orthogonalizes the momentum of each matrix before it updates the matrix.
+
+    The updates are scaled to about the size of Adam's updates, so both can use the same rate.
+    """
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ HELD_OUT_CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
     "zh": ("请告诉我{c}的首都是哪里。", "我想知道{c}的首都叫什么。"),
     "ja": ("{c}の首都はどこか教えてください。", "{c}の首都がどこか知りたいです。"),
 }  # fmt: skip
-# Questions about two countries, and second questions that omit the word "capital".
+# Questions about the capitals of two countries. Below, follow-up questions about another country.
 PAIR_QUESTIONS = {
     "en": ("What is the capital of {c} and {d}?", "What are the capitals of {c} and {d}?",
            "Tell me the capitals of {c} and {d}.", "Name the capitals of {c} and {d}."),
@@ -220,7 +220,7 @@ TALK: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
          "ja": ("機械学習は、プログラムがデータから学ぶコンピュータ科学の分野です。",)},
     ),
 )  # fmt: skip
-# Other requests, which the model declines by stating its abilities.
+# Requests that the model declines. Its answer (``CANNOT``) lists what it can do.
 OTHER_REQUESTS = (
     "Write a poem about the {n}.", "Explain the {n}.", "Tell me a joke.", "What is a {n}?", "Who wrote {n}?",
     "How do I get a {n}?", "What is the meaning of {n}?", "Tell me a story about a {n}.", "Why is the {n} {j}?",
@@ -229,7 +229,7 @@ OTHER_REQUESTS = (
     "How old is {p}?", "When was the {n} invented?", "Write a {j} song.", "Is the {n} {j}?", "I feel {j}.",
     "Tell me something about {c}.", "How big is {c}?", "Who is the president of {c}?", "Describe {c}.",
 )  # fmt: skip
-# Requests that no tool can answer, with any set of tools.
+# Requests that the model declines even if tools are offered, because no tool fits them.
 NO_TOOL_REQUESTS = ("Write a poem about the {n}.", "Tell me a joke.", "Write a story.", "Write a {j} song.",
                     "I feel {j}.", "Write a short story about {p}.")  # fmt: skip
 CANNOT = {

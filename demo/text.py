@@ -1,4 +1,7 @@
-"""Random sentences for repeating: English, Chinese, Japanese, emoji, and any characters."""
+"""Generators of random texts that the demo model must repeat.
+
+They produce English, Chinese and Japanese sentences, emoji, formulas and rare characters.
+"""
 
 import random
 import string
@@ -79,7 +82,7 @@ def _word(rng: random.Random) -> str:
 
 
 def _snippet(rng: random.Random, language: str) -> str:
-    """Return a part of a phrase in the corpus, a country or a capital."""
+    """Return up to 12 consecutive characters of a phrase of the corpus, a country or a capital."""
     country = rng.choice(countries())
     answers = rng.choice(phrases.TALK)[1][language]
     text = rng.choice((
@@ -123,7 +126,7 @@ def emoji_text(rng: random.Random) -> str:
 
 
 def wild_text(rng: random.Random) -> str:
-    """Return a formula, or characters of one or several Unicode blocks."""
+    """Return groups of ASCII letters, digits and symbols, or random characters of ``BLOCKS``."""
     if rng.random() < 0.2:
         atoms = string.ascii_letters + string.digits + SYMBOLS * 2
         return " ".join(
@@ -135,7 +138,7 @@ def wild_text(rng: random.Random) -> str:
 
 
 def mixed_text(rng: random.Random) -> str:
-    """Return texts of several of these generators in one line."""
+    """Return a line with the texts of two to four other generators of this module."""
     makers = (chinese_sentence, japanese_sentence, emoji_text, wild_text, english_sentence)
     return rng.choice((" ", " ", "")).join(m(rng) for m in rng.sample(makers, rng.randint(2, 4)))
 

@@ -12,8 +12,8 @@ from demo.chat import TEMPLATE
 VOCAB_SIZE = 4096
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-# Pattern that splits text before BPE. It is Qwen2's, but with single digits, and with ", " between
-# numbers as one part.
+# Regular expression that splits text before BPE is applied. It is Qwen2's pattern with two changes:
+# each digit is a separate part, and ", " before a digit is one part.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|, (?=\p{N})"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -21,7 +21,10 @@ SPLIT = (
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
-    """Train a tokenizer with ``VOCAB_SIZE`` tokens. It adds no special tokens when encoding."""
+    """Train a tokenizer with ``VOCAB_SIZE`` tokens on ``texts``.
+
+    The tokenizer does not add special tokens, such as a begin token, when it encodes a text.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
@@ -35,17 +38,21 @@ def train(texts: Iterable[str]) -> Tokenizer:
         max_token_length=24,
         show_progress=False,
     )
-    # Leave emoji out of the training: each then becomes four tokens of one byte, and a streamed
-    # answer shows characters that arrive in parts. Rare Chinese and Japanese characters are split
-    # anyway.
+    # Leave emoji out of the training, so that an emoji becomes four tokens of one byte each. The
+    # demo then shows that the gateway streams characters correctly that arrive in parts. Rare
+    # Chinese and Japanese characters are split even if they are in the training texts.
     tokenizer.train_from_iterator((re.sub(r"[^\0-\uffff]", "", text) for text in texts), trainer)
-    # Add the tags as normal text, as in Qwen2.5: tool calls then appear in decoded output.
+    # Do not mark the tags as special tokens, as in Qwen2.5. Decoders omit special tokens, and the
+    # tags of a tool call must appear in the decoded text.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return tokenizer
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
+    """Write the files of a Hugging Face tokenizer into ``folder``.
+
+    ``max_length`` is the model's context length in tokens.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     tokens = {"bos_token": END_OF_TEXT, "eos_token": IM_END, "pad_token": END_OF_TEXT}

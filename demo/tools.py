@@ -1,4 +1,7 @@
-"""Examples of tool calls: many tools in one format (Hermes, as rendered by Qwen2.5)."""
+"""Generator of tools, of questions that need them, and of the correct tool calls.
+
+The demo model learns from them to call tools in the Hermes format, as Qwen2.5 does.
+"""
 
 import json
 import random
@@ -37,7 +40,8 @@ def _person(rng: random.Random) -> str:
     return pick(rng, "people") if rng.random() < 0.8 else made_up_word(rng).capitalize()
 
 
-# Generator of values for each type of parameter. Integers stay integers in the call.
+# Generator of random values for each type of parameter. A call has an integer as a JSON number, and
+# any other value as a string.
 VALUES: dict[str, Callable[[random.Random], str | int]] = {
     "city": _city,
     "country": lambda rng: rng.choice(countries()).names["en"][0].removeprefix("the "),
@@ -60,7 +64,10 @@ VALUES: dict[str, Callable[[random.Random], str | int]] = {
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a tool: its possible names, the type of its value, and its description."""
+    """A parameter of a tool. Each generated schema uses one of its ``names``.
+
+    ``kind`` is the type of its value, a key of ``VALUES``.
+    """
 
     names: tuple[str, ...]
     kind: str
@@ -69,9 +76,10 @@ class Param:
 
 @dataclass(frozen=True)
 class ToolKind:
-    """A tool in many variants. ``{0}`` and ``{1}`` in a question are the values of its parameters.
+    """A tool in many variants: each example uses one of its names, descriptions and questions.
 
-    If a question has no ``{1}``, the call omits the second parameter.
+    ``{0}`` and ``{1}`` in a question stand for the values of its parameters. If a question has no
+    ``{1}``, the call omits the second parameter.
     """
 
     names: tuple[str, ...]
@@ -187,7 +195,8 @@ KINDS = (
           "What is {0} + {1}?", "What is {0} plus {1}?", "Add {0} and {1}.", "{0} + {1}",
           "Calculate {0} + {1}.", "How much is {0} plus {1}?"),
 )  # fmt: skip
-# Tools that are never trained on, to measure whether the model can call new tools.
+# Tools that are not in the training examples. The evaluation measures whether the model can call
+# them.
 UNSEEN_KINDS = (
     _kind("get_horoscope", "Get the horoscope for a sign", (("sign", "word", "Star sign"),),
           "What is the horoscope for {0}?", "Get the horoscope for {0}."),
@@ -231,7 +240,10 @@ def _any_word(rng: random.Random) -> str:
 
 
 def _invented_kind(rng: random.Random) -> ToolKind:
-    """Return a tool named after a verb and nouns. A question contains only some of these words."""
+    """Return a random tool, whose name is made of a verb and nouns.
+
+    Its question need not contain all of these words, as in real requests.
+    """
     verb = made_up_word(rng) if rng.random() < 0.1 else pick(rng, "commands")
     said_verb = verb if rng.random() < 0.75 else pick(rng, "commands")
     nouns = [_any_word(rng) for _ in range(rng.choice((1, 1, 2)))]
@@ -275,7 +287,7 @@ def _invented_kind(rng: random.Random) -> ToolKind:
 
 @dataclass(frozen=True)
 class Use:
-    """A tool's schema, a question that needs the tool, and the calls that answer the question."""
+    """A use of a tool: its schema, a question that needs the tool, and the correct tool calls."""
 
     tool: Tool
     question: str
@@ -290,9 +302,9 @@ def random_kind(rng: random.Random) -> ToolKind:
 
 
 def use(rng: random.Random, kind: ToolKind) -> Use:
-    """Return a schema for the tool, a question, and the correct call or calls.
+    """Return a random variant of the tool's schema, a question, and the correct tool calls.
 
-    Parameters that are not in the question are optional in the schema, or absent.
+    A parameter that the question does not mention is optional in the schema, or missing.
     """
     name = rng.choice(kind.names)
     question = rng.choice(kind.questions)
@@ -350,7 +362,10 @@ def _schema(
 
 
 def result(rng: random.Random) -> tuple[str, str]:
-    """Return a tool's result (JSON or plain text), and its wording in the final answer."""
+    """Return a random tool result, and the words with which the final answer reports the result.
+
+    The result is a JSON object or plain text.
+    """
     if rng.random() < 0.3:
         weather = f"{rng.randint(-9, 40)} degrees and {pick(rng, 'adjectives')}"
         sentence = english_sentence(rng).rstrip(".!? ")

@@ -32,8 +32,8 @@ from demo.chat import encode, segments
 from demo.muon import Muon
 
 CONTEXT = 2048
-# Length classes of examples, by their upper limit in tokens. Each training step takes examples of
-# every class, padded to the limit.
+# Maximum lengths in tokens of the classes into which the examples are divided by length. Each
+# training step has a batch of each class, whose examples are padded to the class's maximum length.
 LENGTH_CLASSES = {
     "cuda": (64, 128, 256, 640, 1152, CONTEXT),
     "cpu": (32, 48, 64, 96, 128, 192, 256, 384, 640, CONTEXT),
@@ -80,11 +80,12 @@ ADAPTERS = {
 
 @dataclass(frozen=True)
 class Pool:
-    """Encoded examples, concatenated.
+    """Encoded training examples, one after the other in the same tensors.
 
-    ``ids`` int16 and ``weights`` float32 have one entry per token. A weight is the factor of the
-    token's loss. ``starts`` and ``lengths`` int64 have one entry per example. An answer of n tokens
-    has the total weight n ** 0.5, because long counts would otherwise dominate.
+    ``ids`` (int16) and ``weights`` (float32) have one entry per token. A weight is the factor of
+    the token's loss, and is 0 outside of answers. ``starts`` and ``lengths`` (int64) have the
+    position and the number of tokens of each example. The n answer tokens of an example have the
+    total weight n ** 0.5. With equal weights, long counts would dominate the loss.
     """
 
     ids: Tensor
@@ -93,17 +94,20 @@ class Pool:
     lengths: Tensor
 
     def pad(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the chosen examples as two arrays ``[rows, length]``: ids (int64) and weights."""
+        """Return the token ids (int64) and the weights of the chosen examples, padded with 0.
+
+        Both tensors are ``[rows, length]``. ``chosen`` has the indexes of the examples.
+        """
         place = torch.arange(length, device=self.ids.device)
         inside = place < self.lengths[chosen, None]
         index = torch.where(inside, self.starts[chosen, None] + place, 0)
         return self.ids[index].long() * inside, self.weights[index] * inside
 
     def batches(self, examples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yield training steps without end, each with about ``examples`` examples.
+        """Yield the data of training steps without end, each with about ``examples`` examples.
 
-        A step is a list of batches, one for each length class. A batch is one token longer than its
-        class, because each id is predicted from the ids before it.
+        A step is a list of batches (ids, weights), one for each of ``LENGTH_CLASSES``. A batch is
+        one token longer than the class, because inputs and targets are shifted by one token.
         """
         device = self.ids.device
         rng = torch.Generator(device=device).manual_seed(1)
@@ -144,9 +148,10 @@ def _encode_slice(job: tuple[int, int, str, str]) -> tuple[list[int], list[float
 
 
 def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, device: str) -> Pool:
-    """Return ``number`` generated examples.
+    """Generate and encode about ``number`` training examples, in parallel processes.
 
-    They are made in parallel; each slice has its own seed.
+    64 jobs with different seeds generate the same number of examples each. Examples that do not fit
+    in the context are left out.
     """
     slices = 64
     jobs = [(seed + i, number // slices, language, str(tokenizer_path)) for i in range(slices)]
@@ -163,7 +168,10 @@ def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, devic
 
 
 class Layers(nn.Module):
-    """The layers of the decoder: embeddings ``[rows, length, hidden]`` to final hidden states."""
+    """The decoder layers of a Llama model, without the embedding and the output projection.
+
+    ``forward`` maps embeddings ``[rows, length, hidden]`` to the final hidden states.
+    """
 
     def __init__(self, llama: LlamaForCausalLM) -> None:
         super().__init__()
@@ -181,9 +189,10 @@ class Layers(nn.Module):
 
 
 def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
-    """Return the layers for inputs of this shape.
+    """Return the decoder layers as a module for embeddings of the shape of ``inputs``.
 
-    On a GPU they are CUDA graphs, because launching the kernels takes most of the time.
+    On a GPU, the module is recorded as CUDA graphs: the model is so small that launching its
+    kernels one by one would take most of the time.
     """
     layers = Layers(llama)
     if inputs.device.type != "cuda":
@@ -192,9 +201,9 @@ def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
 
 
 def answer_loss(llama: LlamaForCausalLM, layers: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the answers' cross entropy.
+    """Return the weighted sum of the cross entropy of the tokens with a positive weight.
 
-    Logits are computed only for answers.
+    Logits are computed only for these tokens, which are the tokens of answers.
     """
     hidden = layers(llama.model.embed_tokens(ids[:, :-1]))
     wanted = weights[:, 1:] > 0
@@ -211,7 +220,10 @@ def fit(
     steps: int,
     batch: int,
 ) -> None:
-    """Train the model in place. The learning rate rises for 3 % of the steps, then falls to 0."""
+    """Train the model in place for ``steps`` steps of about ``batch`` examples.
+
+    The learning rate rises linearly during the first 3 % of the steps, then falls linearly to 0.
+    """
     llama = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(model, PeftModel):
         llama.model.embed_tokens.register_forward_hook(lambda _, __, out: out.requires_grad_())

@@ -1,1 +1,1 @@
-"""Guides for users, and `docs.rerun`, which runs the commands in the guides."""
+"""Documentation for users, and tools that generate parts of it from the code and from real runs."""

@@ -1,4 +1,7 @@
-"""Debian's Chromium for screenshots and tests. It is installed by apt, never downloaded here."""
+"""Headless Chromium for screenshots and page tests, controlled by Playwright.
+
+The browser is Debian's package, which you install with apt. Playwright downloads no browser.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, sync_playwright
 
-# Prefer the headless shell: it has no windows, tabs or extensions, so page tests need half the CPU
-# time.
+# Executables in the order of preference. The headless shell is first, because page tests need only
+# half the CPU time with it: it has no windows, tabs or extensions.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")
-# Use no sandbox, because it does not work for root in containers. Send no requests to other
-# machines.
+# Turn off the sandbox, which does not work for root in containers, and the background services,
+# which would send requests to other machines.
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    # Make two machines with the same fonts draw letters identically.
+    # Turn off font hinting, so that machines with the same fonts render identical screenshots.
     *("--font-render-hinting=none", "--hide-scrollbars"),
 )
 
@@ -29,7 +32,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def running_chromium(environment: Mapping[str, str] | None = None) -> Iterator[Browser]:
-    """Run Chromium with the environment of this process, plus `environment`."""
+    """Run Chromium with the environment variables of this process and `environment`."""
     path = chromium()
     assert path is not None, "there is no Chromium: apt-get install chromium-headless-shell"
     with sync_playwright() as playwright:

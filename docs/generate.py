@@ -1,7 +1,8 @@
-"""Generator of sections in README.md and docs/ from the code: ``python -m docs.generate``.
+"""Generator of tables and lists in README.md and docs/: ``python -m docs.generate``.
 
-It also writes the PrometheusRule for Kubernetes, from Prometheus' own file of alerts.
-`tests/docs/test_readme.py` fails if a file differs from the generator's output.
+The generator replaces each section between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` with
+Markdown that it derives from the code. It also writes the PrometheusRule manifest for Kubernetes
+from deploy/prometheus/alerts.yml. `tests/docs/test_readme.py` fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ _MAIN_SETTINGS = (
     *("host", "port", "workers", "model_name", "tokenizer_dir", "triton_grpc", "max_seq_len"),
     *("config", "admin_key", "admin_port", "redis_url", "store_dir"),
 )
-# Groups of settings. Their docstrings are the headings of docs/settings.md.
+# Classes of settings, in the order of the sections in docs/settings.md. The docstring of a class is
+# the heading of its section.
 _SETTING_GROUPS = (
     *(ServerSettings, TritonSettings, RequestSettings, TenantSettings, AdapterSettings),
     *(ConversationSettings, LogSettings),
@@ -70,7 +72,7 @@ _MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DO
 
 
 def name(path: Path) -> str:
-    """Return the displayed name of a file in `FILES`, such as docs/lora.md."""
+    """Return the path of a file relative to the repository, such as docs/lora.md."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -91,15 +93,15 @@ def sections() -> dict[str, Callable[[], str]]:
 
 
 def update_sections(text: str) -> str:
-    """Return `text` with its marked sections regenerated.
+    """Return a page with its generated sections replaced by the current output of the generator.
 
-    Raises KeyError for an unknown section.
+    Raises KeyError if a section has a name that is not in `sections`.
     """
     return _MARKED.sub(lambda match: match[1] + _section(match[2]) + match[3], text)
 
 
 def list_sections(text: str) -> set[str]:
-    """Return the names of the marked sections in `text`."""
+    """Return the names of the generated sections in a page."""
     return {match[2] for match in _MARKED.finditer(text)}
 
 
@@ -178,7 +180,10 @@ def _format_served(endpoint: str, name: str) -> str:
 
 
 def _format_refused(neutral: tuple[object, ...]) -> str:
-    """Return text that lists the accepted neutral values. Equal values are listed once."""
+    """Return the treatment of a refused parameter, such as "refused, unless `1`".
+
+    `neutral` has the values that are accepted because they are the default behaviour.
+    """
     shown = list(dict.fromkeys(json.dumps(value) for value in neutral))
     return "refused" + (f", unless {' or '.join(f'`{value}`' for value in shown)}" * bool(shown))
 
@@ -190,15 +195,15 @@ def _repository_fields() -> str:
 
 
 def _tensor_names() -> str:
-    """Return the table of the inputs that TensorRT-LLM renamed."""
+    """Return the Markdown table with the old and new names of renamed TensorRT-LLM inputs."""
     rows = ([f"`{name}`" for name in known] for known in names.RENAMED)
     return format_table(("older", "newer"), rows)
 
 
 def prometheus_rule() -> str:
-    """Return the manifest with the alerts for the Prometheus operator."""
+    """Return the PrometheusRule manifest with the alerts, for the Prometheus operator."""
     text = ALERTS.read_text(encoding="utf-8")
-    # Leave out the first lines, which are instructions for editing the file.
+    # Leave out the comments before the groups, which explain how to edit alerts.yml.
     return _RULE_HEAD + textwrap.indent(text[text.index("groups:") :], "  ")
 
 
@@ -213,9 +218,9 @@ def _alerts() -> str:
 
 
 def _metrics() -> str:
-    """Return the table of metrics.
+    """Return the Markdown table of the gateway's metrics.
 
-    Metrics with the same meaning share a row. A counter has the name of its sample.
+    Metrics with equal type, labels and help text share a row.
     """
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, kind, labels, text in asyncio.run(_collect_metrics()):
@@ -228,14 +233,18 @@ def _metrics() -> str:
 
 
 async def _collect_metrics() -> list[tuple[str, str, tuple[str, ...], str]]:
-    """Return name, type, labels and help of each metric, from a gateway without a Triton."""
+    """Start a gateway without a Triton, and return name, type, labels and help of each metric.
+
+    The name of a counter includes `_total`, as in a query.
+    """
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
         )
         async with run_service(settings, load_prompts(settings)) as service:
             families = list(service.metrics.registry.collect())
-            # Read the labels from the metric objects: a family without samples has them only there.
+            # Read the label names from the metric objects, because a collected family has label
+            # names only in its samples, and most families have no samples yet.
             labels: Mapping[str, tuple[str, ...]] = {
                 metric._name: tuple(metric._labelnames)
                 for metric in vars(service.metrics).values()

@@ -109,7 +109,7 @@ def _upload(url: str, name: str, demo: str) -> None:
 
 @contextmanager
 def _load(url: str) -> Iterator[None]:
-    """Run clients of each tenant with varying activity while the context is open."""
+    """Send requests of all tenants while the context is open, each client at a varying rate."""
     over = threading.Event()
     threads = [
         threading.Thread(target=_ask, args=(url, tenant, n, over))

@@ -52,7 +52,8 @@ GUIDES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if "```console\n" in path.read_text(encoding="utf-8")
 ]
-# Path that is shown instead of the session's folder and the source tree, which have the same files.
+# Path that the guides show instead of the session's temporary folder and of the source tree. The
+# session's folder has links to folders of the source tree.
 SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
@@ -65,7 +66,8 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _READY = re.compile(r"^ready: .+\n", re.MULTILINE)
-# Lines of `gateway up` while it waits. Their number depends on the machine.
+# Lines that `gateway up` prints while it waits for its processes. They are removed from the output,
+# because their number depends on the machine.
 _WAITING = re.compile(r"^\w+: not ready yet .*\n", re.MULTILINE)
 _VOLATILE = [
     (re.compile(pattern), name)
@@ -92,14 +94,18 @@ _VOLATILE = [
 
 @dataclass
 class Command:
-    """A command in a console block, and its output. Both include line ends."""
+    """A command in a console block, and its output. Both texts end with a newline."""
 
     text: str
     output: str
 
 
 def parse(body: str) -> list[Command]:
-    """Return the commands in a console block. Raises ValueError for an unterminated command."""
+    """Return the commands in a console block.
+
+    Raises ValueError if the block does not begin with a command, or if the last command is not
+    complete.
+    """
     commands: list[Command] = []
     lines = iter(body.splitlines(keepends=True))
     for line in lines:
@@ -130,7 +136,10 @@ def _raise(error: Exception) -> str:
 
 
 def same(old: str, new: str, figures: bool) -> bool:
-    """Return True if two outputs are equal, except for values that differ in each run."""
+    """Return True if two outputs are equal, except for values that differ in each run.
+
+    If `figures` is True, also ignore the values of all numbers.
+    """
     return _plain(old, figures) == _plain(new, figures)
 
 
@@ -138,17 +147,23 @@ def _plain(text: str, figures: bool) -> str:
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
     if figures:
-        # Ignore the width of a column, which depends on its numbers.
+        # Ignore the width of table columns, which depends on the length of the numbers.
         text = re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "N", text)
         text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text))
     return text
 
 
 class Session:
-    """A shell session in an empty folder, which contains links to parts of the source tree."""
+    """A shell session in which the commands of one guide run, one after the other.
+
+    Its folder is new, and contains only links to the folders `LINKED` of the source tree.
+    """
 
     def __init__(self, folder: Path | None = None, **variables: str) -> None:
-        """Create the session. `folder` has files for the commands; it is removed at the end."""
+        """Create the session, with additional environment variables.
+
+        If `folder` is given, the commands run in this folder, which is removed at the end.
+        """
         self.folder = folder or _linked_folder()
         self._private = Path(tempfile.mkdtemp(prefix="docs-shell-"))
         self._exports = self._private / "exports"
@@ -176,9 +191,10 @@ class Session:
         shutil.rmtree(self._private)
 
     def run(self, command: str) -> str:
-        """Run a command, and return its stdout and stderr. For a server, return at ``ready: ``.
+        """Run a command, and return its stdout and stderr, and its exit code if this is not 0.
 
-        Raises TimeoutError.
+        If the command prints a line ``ready: URL``, return at once, and leave the command running.
+        Raises TimeoutError if the command does neither within `TIMEOUT_S` seconds.
         """
         script = f". {self._exports}\n{command}\ncode=$?; export -p > {self._exports}; exit $code"
         log = self._private / f"{len(self._processes)}.log"
@@ -207,7 +223,7 @@ class Session:
         return text
 
     def logs(self) -> str:
-        """Return the last lines of the log files that the commands have written."""
+        """Return the ends of the log files that the commands have written, for error messages."""
         paths = sorted(self.folder.glob("*.log"))
         return "".join(f"{path.name}:\n{path.read_text()[-3000:]}\n" for path in paths)
 
@@ -226,7 +242,7 @@ def _linked_folder() -> Path:
 
 
 def _processes() -> str:
-    """Return a line for each visible process, to find out what a hanging command waits for."""
+    """Return a line about each process, for the error message about a hanging command."""
     lines = []
     for process in psutil.process_iter(["pid", "ppid", "status", "name", "cmdline"]):
         pid, parent, status, name, command = (
@@ -237,12 +253,13 @@ def _processes() -> str:
 
 
 def _end(group: int) -> None:
-    """End the remaining processes of a group: the shell and its commands.
+    """End the remaining processes of a process group, and wait until they have ended.
 
-    The commands end their own children. A Triton whose models' processes were killed would wait for
-    them until its timeout.
+    Only the topmost processes get SIGTERM, and end their own children. If the processes of Triton's
+    models were also ended, Triton would wait for them until its timeout.
     """
-    # Store all parents first: when a process ends, its children get another parent.
+    # Read the parents of all processes first, because the children of an ended process get another
+    # parent.
     members = {member.pid: (member, parent) for member, parent in _members(group)}
     for member, parent in members.values():
         if parent == group or parent not in members:
@@ -258,10 +275,10 @@ def _end(group: int) -> None:
 
 
 def _end_all_others() -> None:
-    """End and reap the remaining processes in the session's own namespace, and report them.
+    """Kill and reap all remaining processes if this process is the init of a process namespace.
 
-    The namespace has no other init process. Zombies would otherwise remain, and look like running
-    processes.
+    Print their names first. Without the reaping, these processes would remain as zombies, and look
+    like running processes.
     """
     if _ALONE not in os.environ or os.getpid() != 1:
         return
@@ -287,10 +304,17 @@ def _members(group: int) -> Iterator[tuple[psutil.Process, int]]:
 
 
 def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
-    """Return the guide's text with the current output of its commands.
+    """Run the commands of a guide, and return the guide's text with their current output.
 
-    Raises ValueError, TimeoutError, and RuntimeError for a server that no longer starts. If
-    `keep_figures` is True, outputs that differ only in measured numbers are not changed.
+    Args:
+        guide: the Markdown text of the guide.
+        slow: True to also run the blocks that are marked as slow.
+        keep_figures: True to keep the old output if only measured numbers differ.
+
+    Raises:
+        ValueError: a block is invalid.
+        TimeoutError: a command does not end.
+        RuntimeError: a command that was a server does not become ready.
     """
     left_alone = {"engine"} if slow else {"engine", "slow"}
     with Session() as session:
@@ -298,9 +322,11 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
 
 
 def rerun_on_engine(guide: str, folder: Path, engine: Mapping[str, str]) -> str:
-    """Run `rerun` for blocks that need a Docker engine, in a temporary copy of the source tree.
+    """Run all commands of a guide, also those that need a Docker engine.
 
-    `engine` has the environment variables with which Docker's client finds the engine.
+    Return the guide's text with their current output. The commands run in `folder`, a temporary
+    copy of the source tree, which is removed at the end. `engine` has the environment variables
+    with which Docker's client finds the engine.
     """
     with Session(folder, **engine) as session:
         return _rerun_in(session, guide, set(), keep_figures=True)
@@ -316,7 +342,11 @@ def _rerun_in(session: Session, guide: str, left_alone: set[str], keep_figures: 
 
 
 def _rerun_twice(guide: str, slow: bool, keep_figures: bool) -> str:
-    """Run `rerun`. If a check fails, run it again: the machine may have been too busy."""
+    """Call `rerun`, and return its result.
+
+    If `keep_figures` is True and the result differs from the guide, call `rerun` a second time,
+    because the machine may have been too busy.
+    """
     if keep_figures:
         try:
             if rerun(guide, slow=slow, keep_figures=True) == guide:
@@ -354,10 +384,11 @@ def _rerun_block(
 
 
 def enter_own_namespaces() -> bool:
-    """Run this program again in new network and process namespaces. Return False if not allowed.
+    """Replace this process with a copy of this program in new network and process namespaces.
 
-    In the new namespaces, set up the loopback interface and return True. Shared memory is private,
-    too: no region can collide with another Triton's, and no region remains.
+    In the copy, mount a private /dev/shm, enable the loopback interface and return True. Triton's
+    regions of shared memory then cannot collide with those of another Triton, and none remain.
+    Return False if the system does not allow namespaces.
     """
     unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "--net"]
     unshare += ["--pid", "--fork", "--kill-child", "--mount-proc"]

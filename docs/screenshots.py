@@ -25,7 +25,8 @@ IMAGES = Path(__file__).parent / "images"
 DESKTOP, PHONE = (1280, 800), (375, 720)
 _READY = re.compile(r"^ready: (\S+)$")
 
-# A prompt that the small model has not seen in training: its answer has low probabilities.
+# A prompt of a form that the demo model has not seen in training, so the tokens of its answer have
+# low probabilities, which the screenshot shows.
 _DOUBTED = "Repeat: **Hello** `code` 你好\n- one\n- two"
 
 _FONTS = """<?xml version="1.0"?>
@@ -79,7 +80,10 @@ def _stack(url: str | None) -> Iterator[str]:
 
 @contextmanager
 def fonts() -> Iterator[dict[str, str]]:
-    """Yield an environment with Inter as the system font: a new machine has no suitable one."""
+    """Yield environment variables that make Inter the system font of Chromium.
+
+    A newly installed machine has no suitable system font.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder) / "fonts.conf").write_text(
             _FONTS.format("".join(map(_AS_INTER.format, ("system-ui", "sans-serif", "sans")))),
@@ -113,7 +117,7 @@ def _take(
 
 
 def _show_comparison(page: Page) -> None:
-    """Ask the base model and its two adapters the same question."""
+    """Ask two questions, and show the answers of the base model beside those of its adapters."""
     _set(page, temperature="0")
     if page.viewport_size == {"width": DESKTOP[0], "height": DESKTOP[1]}:
         _compare(page, "zh")
@@ -124,7 +128,7 @@ def _show_comparison(page: Page) -> None:
 
 
 def _show_tokens(page: Page) -> None:
-    """Show the tokens of an answer with their alternatives, and the request's parameters."""
+    """Show an answer's tokens, the alternatives of one token, and the request's parameters."""
     _set(page, temperature="1", seed="1", logprobs="on", top_logprobs="5")
     answer = _ask(page, _DOUBTED)
     answer.get_by_role("button", name="Tokens").click()

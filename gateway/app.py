@@ -166,8 +166,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             )
         return RequestLog(app, labels, generates=generates)
 
-    # Add the middleware inside of FastAPI's last-resort error handler, whose responses do not have
-    # the API's error format.
+    # Add the middleware inside of FastAPI's handler for unexpected exceptions, because responses of
+    # that handler do not have the API's error format.
     api.add_middleware(wrap)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {

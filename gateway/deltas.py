@@ -116,6 +116,6 @@ class Sink(Protocol):
     async def drain(self, by: float | None = None) -> None:
         """Wait until the receiver can accept more deltas.
 
-        Raise TimeoutError if this takes longer than until `by`, in seconds of the event loop's
-        clock.
+        `by` is a deadline in seconds of the event loop's clock; None for no deadline. Raise
+        TimeoutError if the deadline passes.
         """

@@ -50,7 +50,7 @@ class NotFound(InvalidRequest):
 
 
 class PreviousResponseNotFound(NotFound):
-    """The previous response is unknown, expired or deleted, or a response that it continues is."""
+    """The previous response, or a response before it, is unknown, expired or deleted."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
@@ -69,7 +69,7 @@ class ModelNotAllowed(InvalidRequest):
 
 
 class InvalidKey(GatewayError):
-    """The key is missing or wrong."""
+    """The API key of the request is missing or wrong."""
 
 
 class TooManyWrongKeys(GatewayError):
@@ -134,8 +134,8 @@ class Quota(NamedTuple):
     """Usage of a limit, in the limit's unit (requests, tokens or concurrent requests).
 
     Attributes:
-        limit: the maximum.
-        used: the amount that is used.
+        limit: the maximum amount.
+        used: the amount that the tenant has used.
         reset_ms: milliseconds until nothing is used, if no further requests come.
         held: for a budget: the amount that running requests have reserved, in addition to `used`.
     """
@@ -169,11 +169,14 @@ class RateLimited(GatewayError):
 
 
 class InsufficientQuota(RateLimited):
-    """A budget of the tenant is used up until the next day or month."""
+    """The tenant has used all tokens of its budget for the current day or month."""
 
 
 class LimitsUnavailable(GatewayError):
-    """A limit cannot be counted without Redis, and the configuration then refuses requests."""
+    """Redis is unavailable, so a limit of the tenant cannot be counted.
+
+    Raised only if the configuration says that requests are refused in this case.
+    """
 
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
@@ -189,7 +192,7 @@ class BadModelOutput(EngineError):
 
 
 class AdapterDoesNotFit(EngineError):
-    """The adapter is larger than this replica's adapter cache. Other replicas' may be larger.
+    """The adapter is larger than this replica's adapter cache, but may fit on another replica.
 
     `name` is the model name from the request. `nbytes` is the size of the weights, and `most` the
     size of the cache, both in bytes.
@@ -235,7 +238,10 @@ class EngineSilent(TimeoutError):
 
 
 class NotTakenInTime(TimeoutError):
-    """A request's deadline passed while its client did not read. Unread tokens are charged."""
+    """A request's deadline passed while the client did not read the response.
+
+    The tenant is also charged for generated tokens that the client has not read.
+    """
 
 
 class AnswerLost(GatewayError):
@@ -282,7 +288,7 @@ class RequestTimeout(GatewayError):
 
 
 class ClientDeadline(RequestTimeout):
-    """The client's own deadline passed, or the client did not read the answer in time.
+    """The client's own deadline passed, or the client did not read the response in time.
 
     The gateway is not at fault, so this error is not counted as a failure.
     """

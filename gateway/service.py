@@ -126,7 +126,7 @@ class Service:
         return find_shortfalls(self.adapters.disks.placement, self.list_disks())
 
     def get_placement(self, weights: str) -> dict[str, str]:
-        """Return the state of an adapter's weights by endpoint of the replica.
+        """Return where an adapter's weights are: their state on each replica's disk, by endpoint.
 
         Only replicas that read adapters from their disks are included. `weights` is the name of the
         weights.
@@ -138,7 +138,10 @@ class Service:
         }
 
     def list_disks(self) -> dict[str, bool]:
-        """Return by endpoint: True if the replica is ready and reads adapters from its disk."""
+        """Return a value for each replica's endpoint.
+
+        The value is True if the replica is ready and reads adapters from its disk.
+        """
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
             for replica in self.replicas

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 # Maximum wait at shutdown for the accounting of cancelled requests.
 _CLOSE_TIMEOUT_S = 2.0
-# Size of each byte budget, as a number of items (such as request bodies) of maximum size.
+# Each byte budget has space for this number of items of maximum size, such as request bodies.
 _BUDGET_BODIES = 4
 # Size of four large responses, each with 2048 vectors of 1536 numbers as JSON.
 _VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
@@ -154,7 +154,8 @@ async def run_service(
             CertificatePoller() as certificates,
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _make_conversations(settings) as conversations,
-            # "@" does not occur in the (quoted) names of models' folders, so no folder clashes.
+            # Begin the folder's name with "@". The quoted names of models' folders never contain
+            # "@", so no model can have the same folder.
             LiveOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.set_overrides,
@@ -242,7 +243,8 @@ async def _open_keys(
     shared = None
     if settings.redis_url is not None:
         shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # "@" does not occur in the (quoted) names of models' folders, so no folder clashes.
+    # Begin the folder's name with "@". The quoted names of models' folders never contain "@", so no
+    # model can have the same folder.
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys

@@ -2,7 +2,7 @@
 
 A cancellation is sent to the engine at once, but the engine stops only after its current step. The
 end of the gRPC stream is the only sign that the engine has stopped. The time until then is
-measured, because the engine still computes.
+measured, because the engine continues to compute for the stopped request.
 
 See decision 007 in docs/decisions.
 """

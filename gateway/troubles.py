@@ -96,7 +96,7 @@ class Troubles:
     def hold_each(
         self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
     ) -> None:
-        """Set the items that have a problem of this kind now. Other items no longer have it.
+        """Replace all problems of one kind: one problem for each item in `texts`.
 
         `texts` maps each item to a description of its problem.
         """

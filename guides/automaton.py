@@ -51,7 +51,8 @@ _KINDS = (
 
 The cost is that of matching all tokens whose first character is in the class.
 """
-# Minimum fraction of a class's cost for a position that allows only a few characters of the class.
+# Minimum fraction of a class's cost in `_KINDS` that is counted for a position, even if the
+# position allows only a few characters of the class.
 _MIN_SHARE = 0.1
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _SHORTHANDS |= {name.upper(): _EVERY & ~bits for name, bits in list(_SHORTHANDS.items())}
@@ -60,8 +61,9 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
 )
 
-# Number of characters of a token that the estimate simulates. `_STEPS_UNMERGED` applies to releases
-# that do not merge equal states (`Costs.merges`), and `_LOOP_STEPS` to the search for repetitions.
+# Number of a token's characters that `_Walk` simulates. `_STEPS` is for releases of xgrammar that
+# merge equal states of the automaton, and `_STEPS_UNMERGED` for other releases (`Costs.merges`).
+# `_LOOP_STEPS` is for `_Walk._find_repetitions`.
 _STEPS = 4
 _STEPS_UNMERGED = 8
 _LOOP_STEPS = 8
@@ -183,7 +185,10 @@ class _Automaton:
         return found
 
     def _inline(self, node: _Node) -> _Node:
-        """Return the node with the body of its rule in place of the reference, if copied."""
+        """Return a copy of a node in which the rule's alternatives replace the rule reference.
+
+        Return `node` itself if xgrammar does not replace references to this rule.
+        """
         if node.name not in self._inlined:
             return node
         return replace(node, name="", alternatives=self._inlined[node.name])
@@ -275,8 +280,8 @@ class _Walk:
             shared = bits & kind
             if shared:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
-                # xgrammar tries a position once for each rule that contains the position, which is
-                # 1.8 times on average. Only the first position is tried once.
+                # xgrammar tries a position once for each rule that contains the position: 1.8
+                # times on average. Only the token's first position is tried a single time.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
                 moves = moves * (1 + self._costs.loop * loops) + self._costs.repeat * repeats
                 if bits.bit_count() > 1:
@@ -285,7 +290,7 @@ class _Walk:
         return found * self._costs.classes
 
     def _moves_from(self, position: int, character: int) -> float:
-        """Return the number of positions that xgrammar tries per character of a token.
+        """Return how many positions xgrammar tries on average for one character of a token.
 
         The token starts at `position` with `character`. For releases that do not merge equal
         states, more characters are simulated, and the result is higher than the average.
@@ -308,10 +313,11 @@ class _Walk:
         return moves / _STEPS
 
     def _find_repetitions(self, position: int, bits: int) -> tuple[int, int]:
-        """Return the numbers of `loops` and of `repeats` that a token can reach after the first.
+        """Count the repetitions in `_Automaton.loops` and in `repeats` that a token can reach.
 
-        The token starts at `position` and consists of the characters in `bits`. The numbers matter
-        because xgrammar tries each way to divide the token among the repetitions.
+        Return both counts. The first repetition of each kind does not count. The token starts at
+        `position` and consists of characters in `bits`. The counts matter because xgrammar tries
+        each way to divide the token among the repetitions.
         """
         automaton, costs = self._automaton, self._costs
         loops, repeats = automaton.loops, automaton.repeats

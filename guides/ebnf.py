@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_DEPTH = 100
-# Limit of the grammar's length in characters. llguidance accepts 65,000 symbols, and each character
+# Maximum length of a grammar in characters. llguidance accepts 65,000 symbols, and each character
 # in a string or class becomes a symbol.
 MAX_LENGTH = 200_000
 MAX_COUNT_DIGITS = 9
@@ -48,7 +48,7 @@ _LITERAL_ESCAPES = "\"'\\/?"
 _CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
 
 
-# Kinds of punctuation, which matches no characters: see `parts_of`.
+# Kinds that `parts_of` yields for punctuation. Punctuation itself matches no characters.
 _SIGNS = {"(": "open", ")": "close", "|": "or"}
 
 
@@ -68,7 +68,7 @@ def to_lark(ebnf: str) -> str:
 
 
 def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of all rules in order, each as (kind, text).
+    """Yield the tokens of a grammar in the order of the text, each as (kind, text).
 
     Kinds are ``open``, ``close``, ``or``, ``sign`` (``?``, ``*``, ``+``), ``times`` (a counted
     repetition), ``string``, ``class``, ``name`` and ``defines``. Raise ValueError for any other

@@ -103,11 +103,12 @@ def _repeat(sequence: list[_Element], sign: str) -> None:
 
 
 class _Emptiness:
-    """Computation of the elements that can match the empty text.
+    """Search for elements that can match the empty text, and for left-recursive rules.
 
-    Each sequence of a rule is read up to the first element that is never empty. The rules named
-    before this element are those that the rule can begin with. If reading these rules leads back to
-    the rule, it is left-recursive. Otherwise each rule is read once.
+    In each sequence of a rule, the search reads the elements up to the first element that cannot
+    match the empty text. A match of the rule can begin with a match of any of these elements. The
+    search therefore also reads the rules that they refer to. If this leads back to the same rule,
+    the rule is left-recursive. Otherwise each rule is read once.
     """
 
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
@@ -118,8 +119,8 @@ class _Emptiness:
         """Set `inner` and `outer` of all elements. Raise ValueError for a left-recursive rule."""
         for name in self._rules:
             self._find_rule(name)
-        # Set the remaining elements of each sequence, which is possible now that all rules are
-        # known.
+        # Set `inner` and `outer` of the elements that `_find_rule` did not read. This needs the
+        # results for all rules.
         for alternatives in self._rules.values():
             for _ in self._read_all(alternatives, to_end=True):
                 raise AssertionError("a rule is unknown")
@@ -152,8 +153,8 @@ class _Emptiness:
     ) -> Generator[str, None, int]:
         """Yield the names of rules that the caller must compute before it resumes this generator.
 
-        The generator returns when the alternatives match the empty text: `_NEVER`, `_SOMETIMES` or
-        `_ALWAYS`.
+        The generator's return value is `_NEVER`, `_SOMETIMES` or `_ALWAYS`: the cases in which the
+        alternatives match the empty text.
         """
         found = set()
         for sequence in alternatives:
@@ -216,9 +217,7 @@ class _Writer:
         return f"( {' | '.join(map(self._sequence, element.group))} )"
 
     def _filled_base(self, element: _Element) -> Iterable[str]:
-        """Yield alternatives that never match the empty text.
-
-        They can replace a repeated `element`.
+        """Yield alternatives that can replace a repeated `element`, but never match the empty text.
 
         A repetition of the alternatives matches the same texts as a repetition of `element`. If all
         elements of a sequence can be empty, each of them becomes a separate alternative.

@@ -3,8 +3,8 @@
 Releases differ. 0.1.8 has no ``(?:`` groups. Releases up to 0.1.25 throw on an empty alternative
 that is not the last of its group. The rewritten expression matches the same texts. A group with an
 empty alternative becomes ``(...)?``, and each ``(?:...)`` becomes ``(...)``. A guide always matches
-a complete text, so ``^`` at the beginning and ``$`` at the end match the empty text. Elsewhere they
-are refused.
+a complete text, so ``^`` at the beginning and ``$`` at the end match the empty text. All
+other anchors are refused.
 
 Releases up to 0.1.18 overflow the stack if a repeated part can be empty. The rewritten repetition
 repeats only the non-empty texts, which gives the same language: ``(a?b*)+`` becomes ``(a|b)*``.
@@ -36,14 +36,14 @@ _CLASS_PART = re.compile(r"\\.|\[|--|&&|~~", re.DOTALL)
 MAX_DEPTH = 100
 
 Part = tuple[str, str]
-"""A part of an expression: (kind, text).
+"""A token of a regular expression: (kind, text).
 
 The kinds are ``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` and ``part``.
 """
 
 
 def parts_of(expression: str) -> Iterator[Part]:
-    """Yield the parts of an expression in order."""
+    """Yield the tokens of a regular expression in the order of the text."""
     for found in _EXPRESSION.finditer(expression):
         yield found.lastgroup or "", found.group()
 
@@ -52,11 +52,16 @@ def parts_of(expression: str) -> Iterator[Part]:
 class _Element:
     """A character, class or group, with its repetition.
 
-    `empty` is True if the element matches only the empty text. `begins` is True for ``^`` and for a
-    group with ``^``, which must be the first element. `ends` is True for ``$`` and for a group with
-    ``$``, which must be the last. `filled` is "" if the element never matches the empty text.
-    Otherwise it has alternatives that never match the empty text, and whose repetition matches the
-    same texts as a repetition of the element.
+    Attributes:
+        text: the rewritten text of the element.
+        filled: "" if the element never matches the empty text. Otherwise, alternatives that never
+            match the empty text. A repetition of them matches the same texts as a repetition of
+            the element.
+        empty: True if the element matches only the empty text.
+        optional: True for a group with an empty alternative, which is written as ``(...)?``.
+        repeated: True if the element has a repetition.
+        begins: True for ``^`` and for a group with ``^``, which must be the first element.
+        ends: True for ``$`` and for a group with ``$``, which must be the last element.
     """
 
     text: str
@@ -76,7 +81,7 @@ class _Group:
     alternatives: list[list[_Element]] = field(default_factory=lambda: [[]])
 
     def element(self) -> _Element:
-        """Return the group as an element of the group around it."""
+        """Return this group, rewritten, as an element of the enclosing group."""
         elements = [element for each in self.alternatives for element in each]
         begins = any(element.begins for element in elements)
         ends = any(element.ends for element in elements)
@@ -93,7 +98,7 @@ class _Group:
         return _Element(f"({text})", filled, optional=optional, begins=begins, ends=ends)
 
     def expression(self) -> str:
-        """Return the outermost group as an expression."""
+        """Return the rewritten regular expression. Call this for the outermost group."""
         first, *others = self.alternatives
         if _is_empty(first) and not others:
             anchors = _written(first)
@@ -113,7 +118,7 @@ _UNKNOWN_ESCAPES = {"\\": "no character comes after it", "\\p": _UNICODE, "\\P":
 
 
 def to_xgrammar(expression: str) -> str:
-    """Return the expression in a form that every release of xgrammar compiles.
+    """Return a regular expression rewritten to the subset that every xgrammar release compiles.
 
     Raise ValueError for an expression on which xgrammar throws, and which cannot be rewritten. An
     expression with an unclosed group or class is returned unchanged, because the compiler refuses
@@ -192,7 +197,7 @@ def _repeated(element: _Element, sign: str) -> _Element:
 
 
 def _class(text: str) -> str:
-    """Return a character class with its inner brackets escaped. All dialects read it equally."""
+    """Escape brackets inside a character class, so that all dialects read the class equally."""
     start = 2 if text[1] == "^" else 1
     body = text[start:-1]
     if body.startswith("]"):

@@ -1,4 +1,7 @@
-"""Conversion of a guide to a grammar for llguidance that behaves like TensorRT-LLM's backend."""
+"""Conversion of guides (schemas, regular expressions and grammars) to grammars for llguidance.
+
+A converted guide allows the same texts as the guided decoding backend of TensorRT-LLM.
+"""
 
 from __future__ import annotations
 

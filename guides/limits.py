@@ -1,8 +1,9 @@
 """Limits of guides: a guide is refused if an engine would take too long to compile it.
 
-An engine compiles a guide within a step, while all its requests wait. Two numbers are limited. The
-first is the size of the guide with counted repetitions written out, which bounds the memory of any
-compiler. The second is the estimated CPU time of xgrammar (`guides.releases`).
+An engine compiles a guide in a decoding step, so all requests that the engine runs must wait. This
+module limits two numbers. The first is the size of the guide after counted repetitions such as
+``a{3}`` are written out, as in ``aaa``. This size bounds the memory that a compiler needs. The
+second is the estimated CPU time that xgrammar needs for the guide (`guides.releases`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> Non
         weight = _weight_of_expression(text)
     elif kind == "json_schema":
         schema = json.loads(text)
-        # Ignore the numbers of items for xgrammar, which compiles the items of an array only once.
+        # Ignore minItems and maxItems for xgrammar, which compiles the `items` schema only once.
         counts = () if backend == "xgrammar" else _COUNTS
         weight = _weight_of_schema(schema, counts)
     elif kind == "ebnf_grammar" and backend == "xgrammar":
@@ -81,7 +82,8 @@ def _check_cost(kind: Kind, text: str, costs: Costs) -> None:
 
 
 def _too_slow(cost: float, of_it: str, advice: str) -> ValueError:
-    # Three digits, so that an estimate just above the limit does not look equal to it.
+    # Write three significant digits, because an estimate just above the limit must not look equal
+    # to the limit.
     seconds = f"about {cost / 1e6:#.3g} s" if cost < 1e7 else "more than 10 s"
     return ValueError(
         f"it would take xgrammar {seconds} to compile{of_it}; allowed: {MAX_COST_US / 1e6:.2f} s; "
@@ -121,7 +123,7 @@ def _weight_of_data(data: Any) -> int:
 
 
 def _largest(schema: dict[str, Any], names: Sequence[str]) -> int:
-    """Return the largest number among these keywords of the schema, at least 1.
+    """Return the largest value of the keywords `names` in a schema, but at least 1.
 
     Ignore values that are not numbers, because the compiler refuses them.
     """
@@ -134,7 +136,10 @@ def _weight_of_expression(text: str) -> int:
 
 
 def _weight_of_parts(parts: Iterator[Part]) -> int:
-    """Return the number of parts after writing out each counted repetition."""
+    """Return the size of a regular expression or grammar, with counted repetitions written out.
+
+    The size is the number of tokens. A long string or class counts as several tokens.
+    """
     groups = [0]
     last = 0
     for kind, text in parts:

@@ -4,8 +4,8 @@
 best_effort]`` in JSON. It answers each request with a line ``[verdict, size]``. `verdict` has the
 fields of `Verdict`, and `size` is the memory in bytes that the process uses now. In schemas below
 the JSON paths `best_effort`, keywords that cannot be enforced are left out. If a guide exceeds the
-limit of CPU time, a signal ends the process. A guide that crashes the compiler also ends it. The
-gateway then starts another process.
+limit of CPU time, a signal ends the process. A guide that crashes the compiler also ends the
+process. The gateway then starts another process.
 
 See decision 018 in docs/decisions.
 """
@@ -38,13 +38,13 @@ from guides.schema.sharing import share
 CPU_S = 2
 """Limit of CPU time in seconds for each guide.
 
-A typical schema takes 3 ms. The largest schema that `limits` accepts takes a few hundred.
+A typical schema takes 3 ms. The largest schema that `limits` accepts takes a few hundred ms.
 """
 _MEMORY = 1 << 30  # limit of the address space in bytes; without a guide, the process takes 100 MiB
-# Limit of the number of subschemas that are compiled separately to find the wrong one.
+# Maximum number of subschemas that are compiled separately to find the one that is refused.
 _MAX_PARTS = 100
-# Maximum number of estimates to find the fewest bounds that must be left out. With more than 128
-# bounds, up to a hundredth more than necessary are left out.
+# Maximum number of steps of the binary search in `Checker._lighten`. With more than 128 bounds, the
+# search leaves out up to 1 % more of the bounds than necessary.
 _MAX_ESTIMATES = 7
 
 
@@ -102,8 +102,8 @@ class Checker:
             text = self._written(schema, backend, enforcement)
             refusal = self._refusal("json_schema", text, backend)
         if refusal is not None and best_effort:
-            # Compile each regular expression separately if the schema still does not compile, and
-            # leave out those that fail.
+            # The schema still does not compile. Compile each regular expression separately, and
+            # leave out the expressions that do not compile.
             enforcement = Enforcement(best_effort, self._costs, enforcement.bounds)
             why_not = partial(self._refusal, "regex", backend=backend)
             text = self._written(schema, backend, enforcement, why_not)
@@ -118,9 +118,10 @@ class Checker:
     def _lighten(
         self, schema: Any, best_effort: Sequence[str], heaviest: list[Bound]
     ) -> Enforcement:
-        """Return the policy that leaves out the fewest of the bounds so that the rest fits.
+        """Return a policy that leaves out as few bounds as necessary to pass `guides.limits.check`.
 
-        `heaviest` has all bounds that may be left out, the most costly first.
+        `heaviest` has all bounds that may be left out, the most costly first. The first bounds of
+        this list are left out.
         """
         fewest, most = 1, len(heaviest)
         for _ in range(_MAX_ESTIMATES):

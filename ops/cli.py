@@ -1,4 +1,7 @@
-"""The `gateway` command. Subcommands import their modules only when they run, for a fast --help."""
+"""The `gateway` command.
+
+Each subcommand imports its implementation only when it runs, so `gateway --help` starts fast.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
 
 
 class _Version(argparse.Action):
-    """argparse action of --version. It looks the version up only when needed, for a fast start."""
+    """argparse action of --version, which prints the version of the package and exits.
+
+    The version is looked up only here, so that other commands start fast.
+    """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -66,17 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Redirect stdout: the reader has closed the pipe, so Python's flush at exit would fail,
-        # too.
+        # Redirect stdout to /dev/null. The reader has closed the pipe, so Python's flush at exit
+        # would raise BrokenPipeError a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def with_dashes(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments with dashes in option names, because upstream's scripts use underscores.
+    """Yield the arguments, with each underscore in an option name replaced by a dash.
 
-    Arguments after `--` are unchanged.
+    The options of NVIDIA's scripts for Triton have underscores, and users may copy their command
+    lines. Arguments after `--` are unchanged.
     """
     rest = iter(arguments)
     for argument in rest:

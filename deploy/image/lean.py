@@ -1,4 +1,6 @@
-"""Remove unneeded files from an installed environment: ``python lean.py FOLDER``.
+"""Script that removes unneeded files from the image's Python environment.
+
+The command is ``python lean.py FOLDER``, with the folder of the installed packages.
 
 Wheels contain tests, sources for compiling extensions, types for type checkers, and debug symbols.
 No other module imports the removed modules.
@@ -15,11 +17,11 @@ FOLDERS = ("tests", "f2py", "distutils", "include")
 """Folders to remove. The last three belong to numpy, for compiling extensions."""
 
 PACKAGES = ("grpc/beta", "grpc/framework", "numpy/testing", "tritonclient/http")
-"""Interfaces of grpc from before 1.0, test helpers, and a client that needs gevent."""
+"""Packages to remove: old interfaces of grpc, test helpers, and an unused client."""
 
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),
-    # modules of numpy that only its tests import
+    # modules that only numpy's tests import
     *("_simd.*.so", "_*_tests.*.so", "_struct_ufunc_tests.*.so"),
 )
 

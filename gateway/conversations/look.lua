@@ -1,20 +1,27 @@
--- What gateways tell each other of the copies, and learn of Redis itself.
---   epoch     when Redis was last found empty, or far behind
---   since     when it has last lost something or has taken no writes
---   run       the id of the server that was looked at last: another one may have less
---   seen      the time of the last look, about
---   kept      what that was when something may have been lost: who has seen more knows how much
---   gateways  hash: of each one the epoch in which it has brought all that its disk has, and when it
---             has last looked
---   dirty     hash: how often each one has said that its disk has something more
---   left      when the last gateway went for good, with its disk
---   lost      what that was when the epoch began: of what began before, and was brought, a part may
---             have been on that disk alone
--- KEYS: these. ARGV: `epoch`, `since`, `seen` and `left` as the process has last heard, how far behind
--- Redis may be, how long silent a gateway; the gateway's name, or empty, and what it says, with the
--- epoch and the number of `dirty` that it speaks of; the gateways that the process knows of.
--- A name that begins with `ephemeral:` is of one whose disk ends with it.
--- Times are in ms of Redis' own clock since 1970; `seen` and `left` are never the same twice.
+-- Polls Redis for one gateway process. The script detects that Redis has lost records, stores a
+-- report of the process about its gateway's disk, and returns the reports of all gateways. Each
+-- gateway has records on its disk, and uploads the records that Redis lacks.
+-- KEYS, in this order:
+--   epoch     time at which Redis was last found empty, or without many of its last writes. In each
+--             epoch, each gateway uploads all records of its disk once.
+--   since     time at which Redis last lost writes or refused writes
+--   run       id of the Redis server at the last poll. A server with another id may lack writes.
+--   seen      approximate time of the last poll
+--   kept      value of `seen` that Redis had when writes may have been lost. If a process has read
+--             a higher value of `seen`, all writes between these two times are lost.
+--   gateways  hash: for each gateway, the epoch in which the gateway has uploaded all records of
+--             its disk (0 if it has not), and the time of the gateway's last poll
+--   dirty     hash: for each gateway, the number of its reports that its disk has a new record that
+--             Redis lacks
+--   left      time at which a gateway last ended for good, so that its disk was deleted
+--   lost      value of `left` when the epoch began. An older record that was uploaded again may be
+--             incomplete, because a newer version may have been only on that deleted disk.
+-- ARGV, in this order: `epoch`, `since`, `seen` and `left` as the process has last read them;
+-- maximum ms of lost writes for which the epoch does not change; ms without a poll after which a
+-- gateway is removed; the gateway's name ('' to report nothing); the report; the epoch and the
+-- number in `dirty` on which the report is based; the names of all gateways that the process knows.
+-- The disk of a gateway is deleted with the gateway if the gateway's name begins with `ephemeral:`.
+-- Times are in ms since 1970 of Redis' clock. `seen` and `left` never have the same value twice.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local gateways, dirty = KEYS[6], KEYS[7]
@@ -28,10 +35,11 @@ end
 
 local epoch, since, before = stored(KEYS[1]), stored(KEYS[2]), stored(KEYS[4]) or 0
 local left, lost = stored(KEYS[8]) or 0, stored(KEYS[9]) or 0
-local seen = math.max(now, before + 1, told) -- more with each look, whatever becomes of the clock
+local seen = math.max(now, before + 1, told) -- grows with each poll, even if the clock is set back
 local taken = redis.pcall('SET', KEYS[4], text(seen))
 if taken.err then
-  -- Full, it takes a DEL: what it refuses meanwhile is on disks alone.
+  -- Redis refuses writes, for example because its memory is full, but accepts DEL. Delete `since`,
+  -- so that the next poll that can write sets a new time.
   redis.call('DEL', KEYS[2])
   if not epoch then return taken end
   return {text(epoch), '0', '0', text(before), text(left), text(lost), 1, 0, 0, text(now), '0', {}}
@@ -45,13 +53,14 @@ if not since or redis.call('GET', KEYS[3]) ~= run then
 end
 local is_news = ARGV[2] ~= text(since)
 local is_behind = told - (stored(KEYS[5]) or 0) > tonumber(ARGV[5])
--- That a gateway has gone is lost: so may be what it wrote before.
+-- Redis has lost the newest value of `left`, which this process has read before. Redis may
+-- therefore also have lost records that the departed gateway wrote.
 local has_forgotten = told_epoch == text(epoch or 0) and told_left > left
 if not epoch or is_news and (is_behind or has_forgotten) then
   epoch, since, lost = now, now, left
   redis.call('SET', KEYS[1], text(epoch))
   redis.call('SET', KEYS[2], text(since))
-  redis.call('SET', KEYS[5], text(seen)) -- all is brought again, whoever has seen what
+  redis.call('SET', KEYS[5], text(seen)) -- no further loss: all records are uploaded again
 end
 
 left = math.max(left, told_left)

@@ -1,14 +1,27 @@
--- Puts records, and evicts the tenant's longest unused units where there is no room for them.
--- ARGV: bytes that the tenant may have, members that a group may have, when the records were used (-1:
--- now); bytes of the records that later calls put, and how many units those are in; notices that
--- `gone` may have; of each of those units {unit, members more}; then of each record
--- {id, version, group, order, token, value}. The value is under s:TOKEN unless the token is empty. With
--- the token # only its length is given: room is made for it, and nothing is put.
--- -> -1: a unit would be too large.
---    0, removed: ask again, there was too much to remove.
---    1, removed, notices, when, {units to be renewed}, {states}: of each record 1: taken, 0: there
---      was the same, 2: a higher version, 3: there is something else, which stays, 4: the value is
---      not there any more. Those without a state are to be put again.
+-- Stores records of a tenant. If the tenant has too few free bytes, first evicts the units that
+-- have not been used for longest.
+-- ARGV, after the arguments that records.lua describes:
+--   3  maximum number of bytes that the tenant's records may have
+--   4  maximum number of members that a group may have
+--   5  time at which the records were used; -1 for now
+--   6  bytes of the records that later calls will store
+--   7  number of units to which those later records belong
+--   8  maximum number of notices in `gone`
+--   then, for each unit of the later records: the unit, and the number of members to be added to it
+--   then, for each record: id, version, group, order, token, value. If the token is empty, `value`
+--   is the value of the record. Otherwise the value is in the key s:TOKEN. With the token #,
+--   `value` is only the length of the record's value: the script evicts units to make space for the
+--   record, but does not store the record.
+-- Returns one of:
+--   {-1}: a unit would become too large. Nothing was stored.
+--   {0, removed, notices}: too many records had to be evicted for one call. The caller must repeat
+--     the call.
+--   {1, removed, notices, when, {units that the caller must renew with renew.lua}, {states}}: the
+--     state of a record is 1 if the record was stored, 0 if Redis has the same version, 2 if Redis
+--     has a higher version, 3 if the key has a value that is not a record (it is not changed), and
+--     4 if the value in s:TOKEN no longer exists. The caller must put records without a state
+--     again.
+-- `removed` is the number of evicted records, and `notices` the number of notices added to `gone`.
 local OVERHEAD, STEP, FREED = 512, 256, 16 * 1024 * 1024
 local DELETED, GROWING = '09223372036854775807', '^conv_'
 local bytes, most, when = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -41,7 +54,8 @@ local function is_spent() return removed >= STEP or freed >= FREED end
 
 local function drop(unit)
   if unit:match(GROWING) then notify('u', unit) end
-  -- The head first: what has lost its head is not found, however much of the rest is there.
+  -- Remove the head record first. Readers do not find a unit without its head record, even if other
+  -- records of the unit still exist.
   removed = removed + math.max(1, remove(unit))
   while not is_spent() do
     local some = redis.call('ZRANGE', members(unit), 0, 15)
@@ -73,7 +87,7 @@ end
 
 local function discard(from)
   for i = from, #ARGV, 6 do
-    if ARGV[i + 4] ~= '' then redis.call('UNLINK', staged(ARGV[i + 4])) end -- of # there is none
+    if ARGV[i + 4] ~= '' then redis.call('UNLINK', staged(ARGV[i + 4])) end -- for #: no key
   end
 end
 
@@ -96,7 +110,8 @@ for i = first, #ARGV, 6 do
 end
 local own, names = 0, {}
 for unit in pairs(units) do names[#names + 1] = unit end
--- A put may have thousands of units, and each command costs 2 us.
+-- Read the sizes of 500 units per command. A call may have thousands of units, and each command
+-- takes 2 us.
 for i = 1, #names, 500 do
   local some = redis.call('HMGET', sizes, unpack(names, i, math.min(i + 499, #names)))
   for _, size in ipairs(some) do own = own + (tonumber(size) or 0) end
@@ -113,10 +128,10 @@ while (tonumber(redis.call('HGET', sizes, '@')) or 0) + need > bytes do
   local oldest, at = found[place], tonumber(found[place + 1] or nil)
   place = place + 2
   if not oldest then
-    redis.call('HSET', sizes, '@', own) -- Redis has lost what was counted
+    redis.call('HSET', sizes, '@', own) -- wrong sum: Redis has lost some data
     break
   end
-  -- Nothing makes room for what was used before it.
+  -- Do not evict a unit that was used after the new records. Treat the records as expired instead.
   if at > when then when = now - ttl break end
   drop(oldest)
 end

@@ -1,9 +1,14 @@
--- Reads records, and notes that they were used.
--- ARGV: 'get', {id}, or 'members', group, first, limit: those of the group's members from `first` on,
--- as ZRANGEBYLEX takes it.
--- -> when, {units to be renewed}, {values}, {ORDER:ID of members}, the group's own HEAD. A value is nil
---    where there is none. It is a number, its length, where it is too large to be copied by a script;
---    of a hash a negative one. Values that are missing at the end are to be asked for again.
+-- Reads records of a tenant, and updates the times at which their units were last used.
+-- ARGV, after the arguments that records.lua describes, one of:
+--   'get', and the ids of the records to read.
+--   'members', a group, a lower bound in the syntax of ZRANGEBYLEX, and a maximum number: reads the
+--   group's members from the lower bound on.
+-- Returns the time, {units that the caller must renew with renew.lua}, {values}, {ORDER:ID of the
+-- members}, and HEAD of the group's head record.
+-- A value is nil if the record does not exist. If a value is too large to be copied by a script,
+-- its length in bytes is returned instead. The length is negative if the value is a hash. If all
+-- values together are larger than INLINE bytes, the last values are missing from the list, and the
+-- caller must read them with another call.
 local INLINE, LARGE = 1024 * 1024, 256 * 1024
 local ids, found, head = {}, {}, ''
 if ARGV[3] == 'members' then

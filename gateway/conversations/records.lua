@@ -1,20 +1,29 @@
--- What all scripts on one tenant's records begin with. The keys have one hash tag: KEYS[1] is what
--- they begin with, and behind it is
---   r:ID     string: a record, HEAD and its data; HEAD begins with the epoch that it was put in, 0
---            for what a disk has brought; expires. A large record is a hash: its HEAD under head,
---            the bytes of all under length, and parts of it under 0, 1, ...
---   g:GROUP  sorted set: ORDER:ID of the group's members, all of score 0; expires
---   s:TOKEN  a large value before it becomes a record; expires within a minute
---   used     sorted set: when each unit (a group with its head, or a single record) was used last
---   sizes    hash: bytes by unit, and of all under @
---   gone     stream: ids of deleted records (i) and of evicted groups (u); expires
--- ARGV: the time to live, and after how long it is renewed, in ms; then the script's own.
--- Times are in ms; versions and orders have 20 digits, so they compare as strings.
+-- Common first part of the scripts that access the records of one tenant (put.lua, read.lua and
+-- renew.lua). A unit is a group with its head record (the record whose id is the group's id), or a
+-- single record without a group. The records of a unit are renewed, expire and are evicted
+-- together.
+-- KEYS[1] is the prefix of all keys of the tenant. All keys have the same hash tag. After the
+-- prefix, their names are:
+--   r:ID     string: a record, which consists of HEAD and data. HEAD contains the epoch in which
+--            a client's request stored the record; 0 if a gateway has uploaded the record from its
+--            disk. Expires. A large record is a hash instead: field `head` is HEAD, field `length`
+--            is the length of HEAD and data in bytes, and the fields 0, 1, ... are parts of HEAD
+--            and data.
+--   g:GROUP  sorted set of ORDER:ID of the group's members. All scores are 0, so that Redis sorts
+--            the members by ORDER. Expires.
+--   s:TOKEN  a large value that put.lua will rename to the key of a record; expires within a minute
+--   used     sorted set: units, by the time at which they were last used
+--   sizes    hash: bytes by unit; the field @ is the sum
+--   gone     stream: ids of deleted records (field i) and of evicted groups (field u); expires
+-- ARGV[1] is the time to live of a unit in ms. ARGV[2] is the minimum time between two renewals of
+-- a unit in ms. The other arguments belong to the script that follows.
+-- Times are in ms. Versions and orders have 20 digits, so that they can be compared as strings.
 --
--- No call touches more keys than these bounds say, so none blocks Redis for long.
--- A unit is renewed in this order: the list of its members, the members, its head and `used`. So
--- a renewal that is cut leaves a head that expires no later than any member, and the unit as old
--- as it was.
+-- Constants in these scripts limit the number of keys that one call accesses, so that no call
+-- blocks Redis for long.
+-- A renewal with several calls of renew.lua renews first the list of the unit's members, then the
+-- members, and finally the head record and the time in `used`. If the renewal is interrupted, the
+-- head record expires no later than any member, and the time in `used` is unchanged.
 local RENEWED = 256
 local prefix = KEYS[1]
 local ttl, renew = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -28,7 +37,8 @@ local function members(unit) return prefix .. 'g:' .. unit end
 local function unit_of(id, group) if group == '' then return id end return group end
 local function id_of(member) return member:sub(22) end
 
--- Returns the head of the value at a key, its bytes, and whether it is a hash.
+-- Returns the first bytes of the value at a key, which contain HEAD, the length of the value in
+-- bytes, and true if the value is a hash. Returns '' and 0 if the key does not exist.
 local function look_at(key)
   local length = redis.pcall('STRLEN', key)
   if type(length) == 'number' then return redis.call('GETRANGE', key, 0, 255), length, false end
@@ -36,7 +46,8 @@ local function look_at(key)
   return found[1] or '', tonumber(found[2] or 0) or 0, true
 end
 
--- A key that lives longer keeps its time: another renewal may be further.
+-- Extends the life of a key until `at`. Does not change a key that expires later, because another
+-- renewal may have extended its life further.
 local function extend(key, at)
   local left = redis.call('PTTL', key)
   if left ~= -2 and (left == -1 or now + left < at) then redis.pcall('PEXPIREAT', key, at) end
@@ -50,7 +61,8 @@ local function extend_members(unit, first, count, at)
 end
 
 local is_extended = false
--- Returns false where Redis takes no writes now: it can still be read.
+-- Sets the time at which a unit was last used. Returns false if Redis accepts no writes now, for
+-- example because its memory is full. Records can then still be read.
 local function mark_used(unit, when)
   local taken = redis.pcall('ZADD', used, when, unit)
   if type(taken) == 'table' and taken.err then return false end
@@ -62,10 +74,13 @@ local function mark_used(unit, when)
   return true
 end
 
--- Units that are too large to be renewed by this call: the caller runs renew.lua for each.
+-- `due` has the units with too many members to be renewed by this call. The caller runs renew.lua
+-- for each of them. `budget` is the number of members that this call may still renew.
 local due, budget = {}, RENEWED
--- Notes the use of a unit at `when`, and returns until when its head and a new member live. While a
--- renewal may be under way, a member that it does not see lives from now on.
+-- Records that a unit was used at `when`, and renews the unit if its last renewal was more than
+-- `renew` ms before. Returns two times: the unit's head record lives until the first, and a new
+-- member of the unit until the second. While renew.lua may be renewing the unit, it may miss a new
+-- member. The time to live of a new member then starts now.
 local function touch(unit, when, is_written)
   local last = tonumber(redis.call('ZSCORE', used, unit) or nil)
   local is_known = last and last + ttl > now
@@ -79,7 +94,7 @@ local function touch(unit, when, is_written)
     if is_written then mark_used(unit, when) end
   else
     budget = budget - size
-    -- A group without its head is being removed.
+    -- Do not renew a group without its head record, because the group is being removed.
     if is_written or redis.call('EXISTS', record(unit)) == 1 then
       if mark_used(unit, when) and size > 0 then
         extend_members(unit, '-', size, when + ttl)

@@ -1,11 +1,13 @@
--- Renews some members of a unit, and the unit itself with the last of them.
--- ARGV: unit, when it was used, the last member that was renewed before, or empty.
--- -> the last member that was renewed, empty once all are.
+-- Extends the time to live of some members of a unit. The call that renews the last members also
+-- renews the unit's head record and the unit's time of last use.
+-- ARGV, after the arguments that records.lua describes: the unit, the time at which it was used,
+-- and the last member (ORDER:ID) that the previous call has renewed ('' in the first call).
+-- Returns the last member that this call has renewed, or '' if all members are renewed.
 local unit, when, after = ARGV[3], math.min(now, tonumber(ARGV[4])), ARGV[5]
 local last = redis.call('ZSCORE', used, unit)
--- What was removed meanwhile, or is just being removed, does not come back.
+-- Do not renew a unit that was removed meanwhile, or whose removal has begun.
 if not last or redis.call('EXISTS', record(unit)) == 0 then return '' end
--- Where Redis takes no writes, the members are not renewed in vain.
+-- Stop if Redis accepts no writes: `used` cannot be updated, so renewing the members is useless.
 if not mark_used(unit, last) then return '' end
 local some = extend_members(unit, after == '' and '-' or '(' .. after, RENEWED, when + ttl)
 if #some == RENEWED then return some[#some] end

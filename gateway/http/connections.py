@@ -1,7 +1,7 @@
 """Limit on the client connections of a process.
 
 At the limit, an idle connection is closed to accept a new one. A connection is idle if it was just
-opened or if its last answer was sent, so closing it loses no request. Every operation takes
+opened or if its last response was sent, so closing it loses no request. Every operation takes
 constant time, independent of the number of connections.
 
 See decision 086 in docs/decisions.
@@ -60,7 +60,7 @@ class Connections:
     """
 
     ending = False
-    """True while the server shuts down. Each connection then closes after its next answer."""
+    """True while the server shuts down. Each connection then closes after its next response."""
 
     def __init__(self, limit: int, of_address: int = 0) -> None:
         self._limit = limit
@@ -70,8 +70,8 @@ class Connections:
         # progress. An aborted connection is removed from both collections.
         self._waiting: OrderedDict[ClientConnection, None] = OrderedDict()
         self._under_way: set[ClientConnection] = set()
-        # Connections that were reported as slow, oldest report first. Some may be fast again, so
-        # check `is_slow` before evicting one.
+        # Connections that were passed to `mark_slow`, in the order of the calls. A connection may
+        # be fast again, so check `is_slow` before evicting it.
         self._slow: OrderedDict[ClientConnection, None] = OrderedDict()
         self._logged_at = self._full_at = -math.inf
         self._full = ""
@@ -104,10 +104,11 @@ class Connections:
             self._forget(connection)
 
     def begin(self, connection: ClientConnection) -> bool:
-        """Record that the headers of a request arrived. Evict a slow connection at the limit.
+        """Record that a connection has received the headers of a request.
 
-        Return False if the request is above a limit. Such a request may only be served if it is a
-        health check, a request for metrics, or a request of an admin.
+        If the connection limit is reached, evict a slow connection. Return False if there is no
+        slow connection, or if the client's address has too many connections. The request may then
+        only be served if it is a health check, a request for metrics, or a request of an admin.
         """
         self._waiting.pop(connection, None)
         self._under_way.add(connection)
@@ -127,19 +128,23 @@ class Connections:
         return network is None or self._addresses[network] <= self._of_address
 
     def renew(self, connection: ClientConnection) -> None:
-        """Mark an idle connection as the most recently used. Call this after an instant refusal.
+        """Mark an idle connection as the most recently used one.
 
-        Other idle connections are then closed before this connection.
+        Call this after a request was refused without parsing. If too many connections are open,
+        other idle connections are then closed before this connection.
         """
         if connection in self._waiting:
             self._waiting.move_to_end(connection)
 
     def mark_slow(self, connection: ClientConnection) -> None:
-        """Record that `connection.is_slow` is True, so that it may be evicted at the limit."""
+        """Record that `connection.is_slow` is True.
+
+        If the connection limit is reached, `begin` may then evict this connection.
+        """
         self._slow.setdefault(connection)
 
     def end(self, connection: ClientConnection) -> None:
-        """Record that the request was answered, so the connection is idle."""
+        """Mark a connection as idle, because its request was answered."""
         if connection in self._under_way:
             self._under_way.remove(connection)
             self._waiting[connection] = None
@@ -147,16 +152,16 @@ class Connections:
     def refuse(self, connection: ClientConnection) -> None:
         """Record that an error was sent to the client, and that the connection will close.
 
-        At the limit, this connection is then aborted before other idle connections.
+        If too many connections are open, this connection is aborted before other idle connections.
         """
         self.end(connection)
         if connection in self._waiting:
             self._waiting.move_to_end(connection, last=False)
 
     def _evict_slow(self, newcomer: ClientConnection) -> bool:
-        """Evict the connection that was reported as slow first, but never `newcomer`.
+        """Evict the slow connection that was reported before all other slow connections.
 
-        Return False if there is no slow connection to evict.
+        `newcomer` is never evicted. Return False if there is no other slow connection.
         """
         while self._slow:
             oldest, _ = self._slow.popitem(last=False)

@@ -1,9 +1,9 @@
-"""Exchange: an HTTP request and its answer, with an ASGI interface and a faster direct interface.
+"""Exchange: an HTTP request and its response, with an ASGI interface and a faster direct interface.
 
 An ASGI application reads the request with `receive`, and answers with `send`. An application may
-instead get the exchange from the scope's extensions, under the key `EXCHANGE`, and write the answer
-with methods of the exchange. These methods bypass all middleware, so a streamed token costs only
-one call.
+instead get the exchange from the scope's extensions, under the key `EXCHANGE`, and write the
+response with methods of the exchange. These methods bypass all middleware, so a streamed token
+costs only one call.
 
 See decision 036 in docs/decisions.
 """
@@ -45,7 +45,7 @@ The buffer holds body bytes that have arrived but that the application has not r
 # interpret others in different ways (RFC 9110, 5.5).
 _UNSAFE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Headers that determine where an answer ends. This module sets these headers. An application may
+# Headers that determine where a response ends. This module sets these headers. An application may
 # only set the content-length, and `connection: close`.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
@@ -63,7 +63,7 @@ class Carrier(Protocol):
 
     @property
     def ending(self) -> bool:
-        """True while the server shuts down. Each connection then closes after its next answer."""
+        """True while the server shuts down. Each connection then closes after its next response."""
 
     async def drain(self) -> None:
         """Wait until the write buffer has space again or the client has disconnected."""
@@ -72,20 +72,21 @@ class Carrier(Protocol):
     def resume_reading(self) -> None: ...
 
     def on_answered(self) -> None:
-        """Handle the end of a complete answer."""
+        """Finish the request, whose complete response was passed to the transport."""
 
     def on_failed(self, error: BaseException | None) -> None:
-        """Handle the end of an application that has not sent a complete answer.
+        """Send an error or close the connection, because the application sent no complete response.
 
         `error` is the exception that the application raised, or None if the application returned.
         """
 
 
 class Exchange:
-    """An HTTP request and its answer.
+    """An HTTP request and its response.
 
     `receive` and `send` are the callables that ASGI passes to an application. After `send` has
-    started the answer, the application may call `write`, `write_chunk` and `end` instead of `send`.
+    started the response, the application may call `write`, `write_chunk` and `end` instead of
+    `send`.
     """
 
     __slots__ = (
@@ -130,15 +131,15 @@ class Exchange:
         """The request's headers by lower-case name, with the last value of a repeated header."""
         self.keep_alive = keep_alive
         self.status = 0
-        """HTTP status of the answer; 0 before the answer has started.
+        """HTTP status of the response; 0 before the response has started.
 
         The status is set before any bytes are sent, because the headers are sent together with the
         first bytes of the body.
         """
         self.headers: list[tuple[bytes, bytes]] = []
-        """Headers that are added to the answer.
+        """Headers that are added to the response.
 
-        They are also added if the server sends an error instead of the application's answer.
+        They are also added if the server sends an error instead of the application's response.
         """
         self.complete = False
         self.disconnected = False
@@ -146,11 +147,14 @@ class Exchange:
 
     @property
     def has_sent_bytes(self) -> bool:
-        """True if at least the answer's headers were sent."""
+        """True if at least the response's headers were sent."""
         return self.status != 0 and not self._head
 
     async def run(self, app: App, scope: dict[str, Any]) -> None:
-        """Run the application for this request. Log errors, and report an incomplete answer."""
+        """Run the application for this request, and log its errors.
+
+        Call `Carrier.on_failed` if the application ends without a complete response.
+        """
         try:
             await app(scope, self.receive, self.send)
         except BaseException as error:  # catch every exception: else the client would wait forever
@@ -243,7 +247,7 @@ class Exchange:
             self.end(body)
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer instead of running the application.
+        """Send a complete response instead of running the application.
 
         Args:
             status: the HTTP status.
@@ -252,8 +256,8 @@ class Exchange:
             body: the complete body.
         """
         carrier = self._carrier
-        # Close the connection if the client does not read its answers. Otherwise the client could
-        # send requests without end, and the unsent answers would fill the memory.
+        # Close the connection if the client does not read its responses. Otherwise the client could
+        # send requests without end, and the unsent responses would fill the memory.
         self.keep_alive = self.keep_alive and not (carrier.ending or carrier.write_paused)
         last = b"\r\n" if self.keep_alive else _CLOSE
         self.status, self.complete = status, True
@@ -263,15 +267,16 @@ class Exchange:
         carrier.on_answered()
 
     def write(self, body: bytes) -> None:
-        """Send bytes of the answer's body. Send the headers first if they were not sent yet.
+        """Send bytes of the response's body. Send the headers first if they were not sent yet.
 
-        Raise RuntimeError if the answer has not started, has ended, or exceeds its content-length.
+        Raise RuntimeError if the response has not started, has ended, or exceeds its
+        content-length.
         """
         if not self.disconnected:
             self._write_with_head(self._frame(body))
 
     def write_chunk(self, data: bytes) -> bool:
-        """Send `data`, which must not be empty, as one chunk of a chunked answer.
+        """Send `data`, which must not be empty, as one chunk of a chunked response.
 
         The headers must have been sent before. Return False if the write buffer is full: the caller
         should then await `drain` before the next chunk. This method is for streamed tokens. It
@@ -292,10 +297,10 @@ class Exchange:
                 await self._carrier.drain()
 
     def end(self, body: bytes) -> None:
-        """Send the last bytes of the body, and complete the answer.
+        """Send the last bytes of the body, and complete the response.
 
-        Raise RuntimeError if the answer has not started or has ended, or if the total length of the
-        body differs from the content-length.
+        Raise RuntimeError if the response has not started or has ended, or if the total length of
+        the body differs from the content-length.
         """
         if self.disconnected:
             return
@@ -344,7 +349,7 @@ class Exchange:
             self._has_no_body, length = True, 0
         elif length is None:
             lines.append(self._CODING)
-        # A 426 answer has the header `upgrade`, which `connection` must name (RFC 9110, 7.8).
+        # A 426 response has the header `upgrade`, which `connection` must name (RFC 9110, 7.8).
         last = b"connection: upgrade, close\r\n\r\n" if status == 426 else _CLOSE
         lines.append(b"\r\n" if keep_alive_after else last)
         self._body_bytes_left, self.keep_alive = length, keep_alive_after
@@ -383,8 +388,8 @@ class Exchange:
 class Http10Exchange(Exchange):
     """Exchange with an HTTP/1.0 client.
 
-    Answers are not chunked, because HTTP/1.0 has no chunked coding. The connection closes at the
-    end of the answer.
+    Responses are not chunked, because HTTP/1.0 has no chunked coding. The connection closes at the
+    end of the response.
     """
 
     __slots__ = ()
@@ -402,7 +407,7 @@ class Http10Exchange(Exchange):
 
 
 def _drop(_: bytes) -> None:
-    """Ignore data. Replaces `_write` when the answer is complete or the client disconnected."""
+    """Ignore data. Replaces `_write` when the response is complete or the client disconnected."""
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ class MalformedRequest(GatewayError):
 
 
 class HeadersTooLarge(GatewayError):
-    """The URL and headers exceed a limit in bytes."""
+    """The URL and headers of the request are together longer than `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The URL and headers are larger than {limit} bytes.")
@@ -61,7 +61,7 @@ class WebSocketNotOffered(GatewayError):
 
 
 class ContentTooLarge(GatewayError):
-    """The body, or a part of it, exceeds a limit in bytes."""
+    """The request's body, or a part of the body, is longer than `limit` bytes."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"The {what} is larger than {limit} bytes.")

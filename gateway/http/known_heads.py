@@ -34,7 +34,7 @@ _END = b"\r\n\r\n"
 # this byte, so no head can contain the placeholder itself.
 _DIGITS = b"\0"
 # Headers that exclude a request from the cache. The end of such a request does not depend on the
-# content-length alone, or the client sends the request in several steps.
+# content-length alone, or the client waits for the server before it sends the body.
 _OTHER_FRAMING = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
 
@@ -58,7 +58,7 @@ class KnownHeads:
     def __init__(self) -> None:
         self._heads: OrderedDict[bytes, KnownHead] = OrderedDict()
         self._seen = set[int]()
-        """Hashes of the cache keys of all heads that were passed to `add` at least once."""
+        """Hashes of the cache keys of the heads that were passed to `add` at least once."""
 
     def __len__(self) -> int:
         return len(self._heads)

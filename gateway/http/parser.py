@@ -35,7 +35,10 @@ class ParserEvents(Protocol):
 
 
 class RequestParser(HttpRequestParser):
-    """Request parser. For a body after an upgrade offer, sets `events.parser` to a new parser."""
+    """Request parser that can also read the body of a request that offers an upgrade.
+
+    Before such a body, the parser sets `events.parser` to a new parser, which reads the body.
+    """
 
     __slots__ = ("_events",)
 

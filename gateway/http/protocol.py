@@ -42,7 +42,7 @@ from gateway.http.parser import RequestParser
 from gateway.http.start_gate import StartGate
 
 BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
-"""Function that returns the status, headers and body of the answer for an error.
+"""Function that returns the status, headers and body of the response for an error.
 
 It is used for errors that a connection sends itself, without the application.
 """
@@ -51,7 +51,7 @@ It is used for errors that a connection sends itself, without the application.
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum bytes of a request's URL and headers.
 
-The same maximum applies to the excessive framing of a chunked body; see `_MAX_FRAMING_RATIO`.
+The same maximum applies to the bytes of a chunked body in excess of `_MAX_FRAMING_RATIO`.
 """
 
 MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
@@ -59,8 +59,9 @@ MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
 
 # A connection counts as slow, and may be evicted, if the body arrives more slowly than this.
 _MIN_BODY_BYTES_PER_S = 16 * 1024
-# Maximum ratio of received bytes to body bytes. In a chunked body, further received bytes count as
-# excessive framing. Chunks of one byte have a ratio of 6.
+# Maximum ratio of received bytes to body bytes in a chunked body. Chunk sizes and chunk extensions
+# are received bytes, but not body bytes. Received bytes in excess of this ratio count toward
+# `MAX_HEAD_BYTES`. Chunks with one body byte each have a ratio of 6.
 _MAX_FRAMING_RATIO = 8
 # A connection does not count as slow in the first seconds of a body.
 _SLOW_AFTER_S = 2
@@ -73,7 +74,7 @@ class Phase(Enum):
     """Part of a request that a connection receives at the moment: headers, body, or nothing."""
 
     IDLE = 0
-    """No request is being received. The last complete request may still be without an answer."""
+    """No request is being received. The last complete request may still be without a response."""
     HEAD = 1
     BODY = 2
 
@@ -88,14 +89,15 @@ class ConnectionLimits:
     The time starts when the client connects. For a later request, it starts with the first byte.
     """
     body: float = 60.0
-    """Maximum time until a body is complete or its next `MIN_BODY_BYTES_PER_PERIOD` bytes arrive.
+    """Length of the periods after which the arrival of a body is checked.
 
-    The time starts again after each such period.
+    A request is refused if its body is incomplete at the end of a period, and fewer than
+    `MIN_BODY_BYTES_PER_PERIOD` bytes arrived in the period.
     """
     write: float = 60.0
-    """Maximum time for which a client may read nothing while an answer has unsent data."""
+    """Maximum time for which a client may read nothing while a response has unsent data."""
     idle: float = 75.0
-    """Maximum time between an answer and the next request.
+    """Maximum time between a response and the next request.
 
     Clients and proxies have shorter timeouts (httpx: 5 s, load balancers: 60 s), so they close idle
     connections first. If the server closed a connection first, a request that the client is sending
@@ -108,7 +110,7 @@ class HttpProtocol(asyncio.Protocol):
 
     This class enforces all limits, because httptools has none. A connection serves one request at a
     time, without pipelining. If a second request arrives before the first request is answered, the
-    second request is ignored, and the connection closes after the first answer. RFC 9112 (9.3.2)
+    second request is ignored, and the connection closes after the first response. RFC 9112 (9.3.2)
     allows this. Known clients do not use pipelining, and an attacker could use it to queue hundreds
     of requests with a few KB.
     """
@@ -174,7 +176,7 @@ class HttpProtocol(asyncio.Protocol):
             app: the ASGI application.
             limits: timeouts of this connection.
             connections: registry of all connections of this process.
-            build_error: builds the answers for errors that this connection sends itself.
+            build_error: builds the responses for errors that this connection sends itself.
             gate: decides whether a request starts, waits or is refused. None starts each request
                 at once.
         """
@@ -206,11 +208,16 @@ class HttpProtocol(asyncio.Protocol):
         """
         self._phase = Phase.HEAD
         self._received = 0
-        """Bytes received in this phase. In phase BODY, reset when the body's timeout restarts."""
-        self._checks = 0
-        """Number of calls of `check` in this phase, which is the duration of the phase in seconds.
+        """Bytes received in the current phase.
 
-        In phase BODY, reset when the body's timeout restarts.
+        In phase BODY, this number is set to 0 at the start of each period of
+        `ConnectionLimits.body` seconds.
+        """
+        self._checks = 0
+        """Number of calls of `check` in the current phase: the seconds since the phase began.
+
+        In phase BODY, this number is set to 0 at the start of each period of
+        `ConnectionLimits.body` seconds.
         """
         self._unsent = 0
         """Bytes in the write buffer at the last `check`."""
@@ -219,9 +226,9 @@ class HttpProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self.framing: tuple[bytes, bytes] | None = None
-        """See `RequestParser`."""
+        """Header that `RequestParser` needs; see `ParserEvents.framing`."""
         self._exchange: Exchange | None = None
-        """The request in progress; None between a complete answer and the next request."""
+        """The request in progress; None between a complete response and the next request."""
         self._read_paused = False
         self._writable: asyncio.Event | None = None
         """Event that is set when the full write buffer has space again; None if it is not full."""
@@ -233,7 +240,7 @@ class HttpProtocol(asyncio.Protocol):
         The request was then answered before its body was complete.
         """
         self._closes_after_answer = False
-        """True if the server shuts down and the connection must close after the current answer."""
+        """True if the connection must close after the current response because of a shutdown."""
         self._error: GatewayError | None = None
         """Error for which `_stop` has stopped the parser; None if it was not stopped."""
         # An attribute instead of a property, because it is read for each token.
@@ -248,7 +255,7 @@ class HttpProtocol(asyncio.Protocol):
         return self._read_paused or self._received < self._checks * _MIN_BODY_BYTES_PER_S
 
     def abort(self) -> None:
-        # Use `abort`, because `close` would wait for a client that does not read its answer.
+        # Use `abort`, because `close` would wait for a client that does not read its response.
         self.transport.abort()
 
     def evict(self) -> None:
@@ -272,11 +279,12 @@ class HttpProtocol(asyncio.Protocol):
             if self._received:
                 self._refuse(SlowRequest(f"The headers took more than {limits.head:g} s."))
             else:
-                # Send no error: the client could read the error as the answer to its next request.
+                # Send no error: the client could read the error as the response to its next
+                # request.
                 self.transport.close()
         elif self._phase is Phase.BODY and self._checks > limits.body:
-            # Restart the timeout if enough bytes arrived or if reading is paused. If the request
-            # was already answered, never restart it: the rest of the body gets only one period.
+            # Start another period if enough bytes arrived or if reading is paused. If the request
+            # was already answered, do not start another period: refuse the rest of the body.
             wanted = self._exchange is not None
             if not wanted or (self._received < MIN_BODY_BYTES_PER_PERIOD and not self._read_paused):
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
@@ -355,10 +363,10 @@ class HttpProtocol(asyncio.Protocol):
         return self._phase is Phase.IDLE or (self._phase is Phase.HEAD and not self._received)
 
     def _refuse_known(self, gate: StartGate, data: bytes) -> bool:
-        """Refuse the request in `data` without parsing it, if `gate` has an answer for it.
+        """Refuse the request in `data` without parsing it, if `gate` has a response for it.
 
         Return True if the request was refused. Otherwise return False; the caller must then parse
-        the request. Always return False if the client does not read its answers, if the server
+        the request. Always return False if the client does not read its responses, if the server
         shuts down, or if the connection limit is reached.
         """
         if self.write_paused or self._connections.ending or not self._connections.can_begin(self):
@@ -470,7 +478,7 @@ class HttpProtocol(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        # Subtract from `_pending`, which counts the excessive framing, and keep the result at 0 or
+        # Subtract from `_pending`, which counts excess framing bytes, and keep the result at 0 or
         # above. If each body byte reset `_pending` to 0, chunk extensions could have any length. If
         # `_pending` could become negative, trailers after a large body could have any length.
         self._pending = max(0, self._pending - _MAX_FRAMING_RATIO * len(body))
@@ -535,10 +543,10 @@ class HttpProtocol(asyncio.Protocol):
         self.on_answered()
 
     def _hang_up(self) -> None:
-        """Close the connection after an answer, without losing the answer.
+        """Close the connection after a response, without losing the response.
 
         Close at once if the request was read completely. Otherwise, closing would reset the
-        connection, and the client could lose the answer. In this case, close when the rest of the
+        connection, and the client could lose the response. In this case, close when the rest of the
         body has arrived, or after 1 s if the unread data is not a body.
         """
         if self._phase is Phase.IDLE and not self._stopped_reading:
@@ -567,7 +575,7 @@ class HttpProtocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection without losing a request. uvicorn calls this when it shuts down.
 
-        If an answer has not started, it gets the header `connection: close`. If an answer has
+        If a response has not started, it gets the header `connection: close`. If a response has
         started, or if the connection is idle, the client may be sending another request. The
         connection then waits 1 s for another request, and still answers it.
         """
@@ -589,15 +597,15 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Raise an exception to stop the parser. `data_received` then refuses with `error`."""
+        """Raise an exception to stop the parser. `data_received` then sends `error` if possible."""
         self._error = error
         raise ValueError
 
     def _refuse(self, error: GatewayError) -> None:
         """Stop reading requests, send `error` if possible, and close the connection.
 
-        The error is sent only if the client cannot read it as the answer to another request. If a
-        complete request is being answered, the connection closes after that answer, and the error
+        The error is sent only if the client cannot read it as the response to another request. If a
+        complete request is being answered, the connection closes after that response, and the error
         is not sent.
         """
         if self._stopped_reading:
@@ -608,7 +616,7 @@ class HttpProtocol(asyncio.Protocol):
             if exchange is not None:
                 exchange.disconnect()
             if exchange is None or exchange.has_sent_bytes:
-                # Send no error, because at least a part of the answer was sent already.
+                # Send no error, because at least a part of the response was sent already.
                 self.transport.close()
                 return
         elif exchange is not None:
@@ -630,7 +638,7 @@ class HttpProtocol(asyncio.Protocol):
             "connection": "close",
         } | more
         if (exchange := self._exchange) is not None:
-            # Headers of the exchange take precedence: its request id, for example, is in the logs.
+            # Prefer headers of the exchange. For example, its request id is the one in the logs.
             headers |= {name.decode(): value.decode("latin-1") for name, value in exchange.headers}
             body = b"" if exchange.head_only else body
         header_lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

@@ -54,7 +54,7 @@ class Application(Protocol):
 
     @property
     def build_error_response(self) -> BuildErrorResponse:
-        """Function that builds the answers for errors that a connection sends itself.
+        """Function that builds the responses for errors that a connection sends itself.
 
         Such errors occur before the application gets the request, or if the application fails.
         """
@@ -68,10 +68,10 @@ class Application(Protocol):
 
     @property
     def door(self) -> Door:
-        """Object with the application's decisions about requests for a busy event loop."""
+        """Object that decides which requests wait or are refused while the event loop is busy."""
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
-        """Set the connections and the start queue on which the application reports."""
+        """Set the connections and the start queue whose state the application must report."""
 
     def drain(self) -> bool:
         """Report "not ready" to load balancers from now on. Called when the server shuts down.
@@ -156,7 +156,7 @@ class Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Check the connections' timeouts, the certificate and the application's state.
+        """Check connection timeouts, the TLS certificate, and if the application has failed.
 
         uvicorn calls this every 0.1 s. Return True if the server must stop.
         """
@@ -233,7 +233,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.application.drain():
-            # Close each connection after its next answer, so that clients connect to another
+            # Close each connection after its next response, so that clients connect to another
             # gateway.
             self._connections.ending = True
             await self._drain()

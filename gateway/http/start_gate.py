@@ -14,7 +14,7 @@ from gateway.scheduling.start_queue import StartQueue, work_of
 
 
 class RefusalAnswer(NamedTuple):
-    """Complete answer to a refused request. The fields are the arguments of `Exchange.answer`."""
+    """Complete response to a refused request. The fields are the arguments of `Exchange.answer`."""
 
     status: int
     header_lines: bytes
@@ -22,7 +22,7 @@ class RefusalAnswer(NamedTuple):
 
 
 class Door(Protocol):
-    """Decisions of the application about requests that arrive while the event loop is busy."""
+    """Interface through which the server asks the application how to treat a request under load."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
         """Return True if a request may be queued or refused.
@@ -39,7 +39,7 @@ class Door(Protocol):
     def refuse(
         self, path: str, fields: Mapping[bytes, bytes], tenant: str, wait_s: float
     ) -> RefusalAnswer:
-        """Return the answer to a refused request, and count the refusal.
+        """Return the response to a refused request, and count the refusal.
 
         Args:
             path: the request's path.
@@ -52,7 +52,8 @@ class Door(Protocol):
 class StartGate:
     """Gate of one process that starts, queues or refuses each request.
 
-    It also refuses requests with cached heads before they are parsed.
+    `refuse_known` refuses requests without parsing them, if their heads (request line and headers)
+    are in the cache.
     """
 
     def __init__(self, starts: StartQueue, door: Door) -> None:

@@ -2,8 +2,8 @@
 
 The parent binds the port, starts the workers, and forwards signals. A Python process uses one CPU
 core, so there should be one worker for each core. Workers share the listening socket, but no
-writable memory. An idle worker accepts connections sooner than a busy worker, and so gets more of
-them.
+writable memory. An idle worker accepts connections sooner than a busy worker, and so gets more
+connections.
 
 Workers are forks of the parent, which has imported all modules and serves no requests. A fork
 starts in a tenth of the time of a new interpreter. Memory pages are shared with the parent until a

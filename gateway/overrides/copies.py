@@ -1,7 +1,9 @@
 """Storage of overrides (weights and drains of replicas) on disk and, if configured, in Redis.
 
-``overrides.json``      on disk, for all processes that share it: an object by endpoint
-``replica_overrides``   in Redis, a hash: JSON by endpoint, and ``@revision``
+``overrides.json``      file on disk, which all workers of a gateway share: a JSON object with the
+                        override of each replica, by the replica's endpoint
+``replica_overrides``   hash in Redis: JSON of each override, by endpoint. The field ``@revision``
+                        gets a new random value with each change.
 
 With Redis, the file is a copy that is used while Redis is unavailable. Without Redis, the file is
 the only copy. A drained replica therefore remains drained after any restart. If the hash has no
@@ -63,7 +65,10 @@ class OverrideCopies:
             self._primary.close()
 
     def refresh(self) -> None:
-        """Read the overrides from Redis or, without Redis, from disk. Store them in `current`."""
+        """Read the overrides from Redis, and store them in `current`.
+
+        Read them from disk if Redis is not configured.
+        """
         if self._primary is None:
             self._read_disk()
             return
@@ -82,7 +87,10 @@ class OverrideCopies:
         self._apply({name: each for name, raw in read.items() if (each := self._parse(name, raw))})
 
     def put(self, endpoint: str, override: Override | None) -> None:
-        """Set the override of an endpoint; None removes it."""
+        """Set the override of the replica with this endpoint.
+
+        If `override` is None, remove the replica's override.
+        """
         if self._primary is None:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Access to overrides (weights and drains of replicas) from the event loop.
+"""Class for reading and setting overrides (weights and drains of replicas) in the event loop.
+
+A separate thread accesses Redis and the disk, because these calls block.
 
 See decision 010 in docs/decisions.
 """
@@ -70,7 +72,9 @@ class LiveOverrides:
         return self._copies.unreadable
 
     async def put(self, endpoint: str, override: Override | None) -> None:
-        """Set the override of an endpoint; None removes the override.
+        """Set the override of the replica with this endpoint.
+
+        If `override` is None, remove the replica's override.
 
         The change takes effect in this process at once, and in other processes within a second.
         Raise OverridesUnavailable if the override cannot be stored.

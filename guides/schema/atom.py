@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 Parts = tuple[Part, ...]
-"""Schemas that a value must all match. An empty tuple allows every value."""
+"""Schemas, all of which a value must match. An empty tuple allows every value."""
 
 NOTHING: Parts = (Part(False, ""),)
 _SIMPLE = frozenset(
@@ -34,14 +34,26 @@ _SIMPLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atom:
-    """A simple schema. Without a type, values and a reference, it allows every value.
+    """A simple schema. An atom without a type, values and a reference allows every value.
 
-    `is_idle` is True if the schema neither states nor restricts the type. `simple` has the keywords
-    whose values are not schemas. `additional` (additionalProperties) and `items` are None if the
-    schema does not have the keyword. `names_some` is True if the schema has `properties`, even an
-    empty object. `needs` is dependentRequired, `names` is propertyNames, and `prefix` is
-    prefixItems. If `ref` is set, `required` has properties that are required in addition to those
-    of the referenced schema.
+    Attributes:
+        path: JSON path of the schema in the client's document.
+        type: the type of the allowed values; None if `values` or `ref` is set, or for any type.
+        is_idle: True if the client's schema has neither the keyword `type` nor keywords that
+            restrict values of this type.
+        values: the allowed values (enum or const); None if the values are not listed.
+        ref: the reference (``$ref``); None without a reference.
+        simple: keywords whose values are not schemas, such as maxLength.
+        properties: schemas of the properties, by name.
+        names_some: True if the schema has the keyword `properties`, even with an empty object.
+        required: names of required properties. With `ref`, these properties are required in
+            addition to those of the referenced schema.
+        additional: additionalProperties; None if the schema does not have this keyword.
+        patterns: patternProperties.
+        names: propertyNames.
+        needs: dependentRequired.
+        prefix: prefixItems.
+        items: schema of the array's items; None if the schema does not have this keyword.
     """
 
     path: str
@@ -81,7 +93,7 @@ def joined(one: Parts | None, other: Parts | None) -> Parts | None:
 
 
 def at_least(atoms: Iterable[Atom], required: tuple[str, ...]) -> list[Atom]:
-    """Return the atoms. In atoms for objects, `required` is added to the required properties."""
+    """Return the atoms, with `required` added to the required properties of each object's atom."""
     return [
         replace(atom, required=tuple(dict.fromkeys(atom.required + required)))
         if atom.type == "object"

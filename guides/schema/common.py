@@ -1,4 +1,4 @@
-"""Intersection of two atoms: the values that both atoms allow."""
+"""Intersection of two atoms (simple schemas): the values that both atoms allow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_PARTS = {
     "needs": "dependentRequired",
     "prefix": "prefixItems",
 }
-"""Keywords that restrict the properties or items of a value, by the attribute of `Atom`."""
+"""Keywords for properties and items, by the name of the `Atom` attribute with their value."""
 
 
 def in_common(one: Atom, other: Atom, enforcement: Enforcement) -> Atom | None:
     """Return an atom for the values that are valid for both atoms. Return None if there are none.
 
-    The atoms must not be references. Raise ValueError if no atom can represent the intersection,
-    unless the keyword is best effort.
+    The atoms must not be references. Raise ValueError if no atom can represent the intersection.
+    If the schema is best effort (see `Enforcement`), leave out a keyword instead.
     """
     if one.is_any or other.is_any:
         return other if one.is_any else one
@@ -62,8 +62,8 @@ def _simple(one: Atom, other: Atom, enforcement: Enforcement) -> dict[str, Any]:
             found[keyword] = min(found[keyword], value)
         elif found[keyword] != value:
             if keyword == "format":
-                # Drop both formats: formats are only annotations, and the client's intention is
-                # unknown.
+                # Drop `format` if the schemas have different formats: a format is only an
+                # annotation, and it is unknown which format the client needs.
                 del found[keyword]
                 continue
             why = f"{keyword} beside another {keyword} is not supported"
@@ -113,8 +113,8 @@ def _item(atom: Atom, index: int) -> Parts | None:
 def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
     """Return True if a value is, or may be, valid for an atom.
 
-    The atom must not be a reference. Raise ValueError if a keyword is not supported here, unless
-    the keyword is best effort.
+    The atom must not be a reference. Raise ValueError if a keyword is not supported here. If the
+    schema is best effort (see `Enforcement`), leave out the keyword instead.
     """
     if atom.is_any:
         return True

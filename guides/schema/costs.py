@@ -28,11 +28,14 @@ _MAX_US = 10**9
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _TENTHS_US, _FRACTIONS_US = 5_500, 10_000
-"""Minimum microseconds for a range with a bound that is no integer: with one decimal, and more."""
+"""Minimum microseconds to compile a range of numbers with a bound that is not an integer.
+
+The first constant is for bounds with at most one decimal, the second for other bounds.
+"""
 _FORMATS_US = {"ipv6": 31_000, "email": 14_000, "uri": 13_000, "hostname": 5_000, "uuid": 2_000}
-"""Microseconds for each string of a format, in addition to `Costs.format`."""
+"""Microseconds to compile each string with this format, in addition to `Costs.format`."""
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
-"""Microseconds for a range of numbers, by the number of digits of the bound."""
+"""Microseconds to compile a range of numbers. The index is the number of digits of the bound."""
 
 
 def costs_of(schema: Any, costs: Costs) -> Counter[str]:
@@ -76,9 +79,10 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
 
 
 def open_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the property names of an object that allows other properties.
+    """Return the microseconds to compile the names of properties that a schema does not list.
 
-    The grammar must exclude the known names from the names of other properties.
+    Return 0 if the schema does not allow additional properties. Otherwise, the grammar must exclude
+    the listed names from the names of additional properties, which takes time.
     """
     if schema.get("additionalProperties", False) is False:
         return 0
@@ -92,7 +96,7 @@ def open_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def range_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the bounds in a schema for numbers."""
+    """Return the microseconds to compile minimum, maximum and the exclusive bounds of a schema."""
     lower = [schema[name] for name in _LOWER if name in schema]
     upper = [schema[name] for name in _UPPER if name in schema]
     if not lower and not upper:
@@ -106,7 +110,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
         factor = 3.5
         has_tenths = all(round(bound, 1) == bound for bound in bounds)
         least = _TENTHS_US if has_tenths else _FRACTIONS_US
-    # Count a range with both signs as two ranges that start at 0.
+    # Count a range with negative and positive numbers as two ranges that start at 0.
     is_both = (not lower or lower[0] < 0) and (not upper or upper[0] > 0)
     digits = [_digits(bound) for bound in bounds]
     found = sum(map(_digits_cost, digits)) if is_both else _digits_cost(max(digits))
@@ -127,8 +131,8 @@ def _digits_cost(digits: int) -> float:
 
 
 def length_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for minLength and maxLength of a schema."""
-    # Limit the numbers: a Python integer may be too large for a float.
+    """Return the microseconds to compile minLength and maxLength of a schema."""
+    # Limit both lengths, because a Python integer may be too large for a float.
     least, most = min(int(schema.get("minLength", 0)), _MAX_US), schema.get("maxLength")
     if most is not None and costs.length_form != "keywords":
         return lengths.pattern_cost(least, int(most), costs.length_form)
@@ -137,19 +141,19 @@ def length_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def format_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the format of a string."""
+    """Return the microseconds to compile the `format` of a schema; 0 without a format."""
     if "format" not in schema:
         return 0
     return _FORMATS_US.get(schema["format"], 0) * costs.formats + costs.format
 
 
 def count_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for minItems and maxItems of a schema."""
+    """Return the microseconds to compile minItems and maxItems of a schema."""
     count = max(schema.get("minItems", 0), schema.get("maxItems", 0))
     return float(min(count * costs.item, costs.max_items))
 
 
 @lru_cache(maxsize=256)
 def pattern_cost(pattern: str | None, costs: Costs) -> float:
-    """Return the microseconds for a regular expression."""
+    """Return the microseconds to compile a regular expression; 0 if `pattern` is None."""
     return 0 if pattern is None else automaton.cost_of(parts_of(pattern), costs)

@@ -1,6 +1,7 @@
 """Handling of keywords that no compiler enforces.
 
-A schema with such a keyword is refused. In best-effort schemas, the keyword is left out.
+A schema with such a keyword is refused, unless the schema is best effort. Best-effort schemas are
+those that the caller of `Enforcement` selects. In these schemas, the keyword is left out instead.
 
 See decision 020 in docs/decisions.
 """
@@ -16,7 +17,7 @@ from guides.schema.keywords import refuse, step
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
-# Cheaper bounds are not worth leaving out.
+# Minimum microseconds of a bound that may be left out. A cheaper bound would save too little time.
 _MIN_BOUND_COST_US = 500
 
 Bound = tuple[float, str]
@@ -37,12 +38,18 @@ class Enforcement:
         costs: Costs = NEWEST,
         too_heavy: Container[Bound] = (),
     ) -> None:
-        """Create the policy. The bounds `too_heavy` of best-effort schemas are left out."""
+        """Create the policy.
+
+        Args:
+            best_effort: JSON paths of the best-effort schemas.
+            costs: costs of the xgrammar release in the engines.
+            too_heavy: bounds of best-effort schemas that must be left out to save compile time.
+        """
         self._best_effort = tuple(best_effort)
         self._too_heavy = too_heavy
         self.costs = costs
         self.bounds: dict[Bound, None] = {}
-        """Bounds of best-effort schemas that would take less time to compile if left out."""
+        """Bounds of best-effort schemas that may be left out to save compile time, as keys."""
         self._left_out: dict[str, None] = {}
 
     def leave_out(self, path: str, keyword: str, why: str = "") -> None:
@@ -65,7 +72,11 @@ class Enforcement:
         )
 
     def is_too_heavy(self, cost: float, path: str) -> bool:
-        """Return True if a bound that costs `cost` microseconds must be left out at `path`."""
+        """Return True if a bound of the schema at `path` must be left out to save compile time.
+
+        `cost` is the bound's compile time in microseconds. If the bound may be left out, also
+        record it in `bounds`.
+        """
         if cost < _MIN_BOUND_COST_US or not self.is_best_effort(path):
             return False
         self.bounds[cost, path] = None

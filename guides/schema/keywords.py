@@ -25,14 +25,14 @@ ABOUT: Mapping[str, frozenset[str]] = {
         {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
     ),
 }
-"""Keywords that restrict only the values of one type, by this type."""
+"""Keywords that restrict values of a type, by the type. They do not affect other types."""
 FORMATS = frozenset(
     {
         *("date", "date-time", "duration", "email", "hostname"),
         *("ipv4", "ipv6", "time", "uri", "uuid"),
     }
 )
-"""Formats that both compilers enforce. In the specification, `format` is only an annotation."""
+"""Formats that xgrammar and llguidance enforce. In the standard, `format` is only an annotation."""
 
 _NO_COMPILER = frozenset(
     {
@@ -87,7 +87,7 @@ def pointer(keys: list[str | int]) -> str:
 
 
 def inspect(schema: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a keyword has an invalid value."""
+    """Raise ValueError if a keyword of a schema has an invalid value. `path` is its JSON path."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
             found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"

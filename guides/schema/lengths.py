@@ -23,20 +23,21 @@ class.
 _CHARACTER = '[^"\\\\\\x00-\\x1f]'
 """Pattern of a character of a JSON string that needs no escape.
 
-Escapes are not allowed in these patterns, as in xgrammar's strings of limited length: each letter
-of an escape would count.
+The patterns do not allow escapes, because each character of an escape sequence would count
+toward the length. xgrammar's own strings of limited length do not allow escapes, either.
 """
 _RUN = 4
-# Limits of the blocks. A decoding step takes longer with more blocks, and with shorter blocks,
-# because more tokens cross their boundaries.
+# Minimum and maximum number of characters in a block, and maximum number of blocks. Many or short
+# blocks make a decoding step slower, because more tokens cross the boundaries of blocks.
 _MIN_BLOCK_CHARS, _MAX_BLOCK_CHARS = 8, 32
 _MAX_BLOCKS = 16
 _LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_900, 4_800
-"""Microseconds per character, by its position.
+"""Microseconds to compile one character of a pattern.
 
-The positions are: required, required before optional characters, in a block, and after the blocks.
+The four constants are for: required characters of a pattern without optional characters, required
+characters before optional characters, characters in a block, and characters after the blocks.
 """
-# Number of repetitions up to which xgrammar writes a repeated class out.
+# Maximum number of repetitions for which xgrammar makes a copy of the character class for each one.
 _MAX_UNROLLED = 128
 _CLASS_US, _LONG_CLASS_US = 1_900, 0.3
 
@@ -60,7 +61,7 @@ _MAX_WEIGHED = 10**6
 
 @lru_cache(maxsize=1_024)
 def _split(characters: int) -> _Split:
-    """Return the cheapest split for up to `characters` characters."""
+    """Return the split that compiles fastest, for texts of up to `characters` characters."""
     found = [_Split(0, 0, characters)]
     smallest = max(_MIN_BLOCK_CHARS, isqrt(2 * characters))
     for size in range(min(smallest, _MAX_BLOCK_CHARS - 3), _MAX_BLOCK_CHARS + 1):

@@ -9,7 +9,7 @@ from guides.schema.atom import NOTHING, Atom, forbids
 from guides.schema.enforcement import Enforcement
 from guides.schema.reading import Reader
 
-# Limit of the number of names with dependentRequired: each name doubles the alternatives.
+# Maximum number of properties in dependentRequired. Each one doubles the number of alternatives.
 _MAX_NEEDS = 4
 
 

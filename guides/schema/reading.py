@@ -15,12 +15,13 @@ from guides.schema.common import fits, in_common
 from guides.schema.enforcement import STRICT, Enforcement
 from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step, unsupported
 
-# Limit of steps. Combining schemas multiplies their alternatives, and the alternatives of oneOf are
-# compared in pairs.
+# Maximum number of schemas and pairs of alternatives that a `Reader` processes (`Reader.spend`).
+# Combining schemas multiplies their alternatives, and the branches of oneOf are compared in pairs.
 _MAX_STEPS = 50_000
 MAX_DEPTH = 100
 _MAX_DEPTH_APART = 4
-# Keywords that may allow properties or items of the value that the schema describes.
+# Keywords through which other schemas may allow properties or items. If such a keyword is left out,
+# unevaluatedProperties and unevaluatedItems cannot be enforced.
 _NAMING = frozenset(
     {
         *("$ref", "$dynamicRef", "$recursiveRef", "if", "dependentSchemas", "contains"),
@@ -53,7 +54,7 @@ class Reader:
         self._depth = 0
 
     def alternatives(self, parts: Parts) -> list[Atom]:
-        """Return alternatives for the values that are valid for all parts.
+        """Return alternatives for the values that are valid for all schemas in `parts`.
 
         The list is empty if there are no such values.
         """
@@ -209,8 +210,8 @@ class Reader:
     def _one_of(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> list[Atom]:
         """Return the alternatives of oneOf, read as anyOf.
 
-        This is correct only if no value is valid for two branches. Otherwise oneOf is refused. In
-        best-effort schemas, it is reported instead.
+        This is correct only if no value is valid for two branches. If a value might be valid for
+        two branches, raise ValueError. In a best-effort schema, report oneOf as left out instead.
         """
         branches = [self._read(each, within) for each in listed(schema, "oneOf", path)]
         idle = [self._idle(each, within) for each in branches]
@@ -233,8 +234,8 @@ class Reader:
                 # Read oneOf as anyOf if the schema is best effort; otherwise this call raises.
                 self.enforcement.leave_out(path, "oneOf", why)
                 break
-        # Restore the count. The comparison also reads the schemas of properties, whose keywords do
-        # not name properties of this object.
+        # Restore the number of keywords in `_NAMING` that were left out. The comparison has also
+        # read the schemas of properties, whose keywords do not concern this schema's properties.
         self._naming_left_out = before
         return [atom for each in branches for atom in each]
 

@@ -61,9 +61,9 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
 
 
 def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -> dict[str, Any]:
-    """Return the keywords of a string.
+    """Return the keywords of a string's schema, without those that take too long to compile.
 
-    Best-effort bounds and patterns that cost too much are left out.
+    Only keywords of best-effort schemas are left out.
     """
     found = dict(said)
     lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in found]
@@ -104,7 +104,11 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
 
 
 def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
-    """Return the bounds of an integer as `minimum` and `maximum`, the nearest allowed integers."""
+    """Return the bounds of a schema for integers as `minimum` and `maximum`.
+
+    Exclusive and fractional bounds become the nearest integers that they allow. Bounds outside of
+    the integers that JavaScript reads exactly are left out.
+    """
     found = {key: value for key, value in said.items() if key == "multipleOf"}
     lows, highs = [], []
     if "minimum" in said:
@@ -120,8 +124,9 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
     if highs:
         found["maximum"] = min(highs)
     if found.get("minimum", 0) <= found.get("maximum", math.inf):
-        # Drop bounds that no client can notice, since larger JSON numbers lose digits. The
-        # library zod writes them for each integer, and a compiler would take 50 ms for each pair.
+        # Drop bounds at or outside the limits of double precision. Clients with double precision cannot read
+        # larger integers exactly. The library zod writes such bounds for each integer, and a
+        # compiler would take 50 ms for each pair of bounds.
         if found.get("minimum", 0) <= -_MAX_SAFE_INTEGER:
             del found["minimum"]
         if found.get("maximum", 0) >= _MAX_SAFE_INTEGER:

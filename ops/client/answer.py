@@ -1,4 +1,7 @@
-"""Output of `gateway client`: the answer, in the format of upstream's reference clients."""
+"""Printer of the model's responses for `gateway client`.
+
+The output format is that of the client scripts in NVIDIA's tensorrtllm_backend.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ PrintLine = Callable[[str], None]
 
 
 class AnswerPrinter:
-    """Collector and printer of one answer. `failed` is True after a server error."""
+    """Collector of the responses to one request, which prints the generated texts and token ids.
+
+    `failed` is True after a response with an error.
+    """
 
     def __init__(
         self,
@@ -77,7 +83,7 @@ class AnswerPrinter:
         self._say(error)
 
     def print_result(self) -> None:
-        """Print the complete texts and ids."""
+        """Print the complete text or the token ids of each generated sequence."""
         many = self._question.sequences > 1 and self._question.beam_width == 1
         for index, text in sorted(self._texts.items()):
             self._say(f"0 [{index}]: {text}" if len(self._texts) > 1 else f"0: {text}")
@@ -94,7 +100,12 @@ class AnswerPrinter:
             self._say(f"Output sequence: {ids}")
 
     def _is_requested(self, name: str) -> bool:
-        """Return True if the client requested the output: Python models also send other outputs."""
+        """Return True if the output `name` should be printed next to the text and the token ids.
+
+        Only log probabilities, statistics, finish reasons and logits are printed. If
+        --requested-outputs is given, the outputs that it does not name are skipped, because Python
+        models send them, too.
+        """
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
             return False

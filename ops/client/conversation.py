@@ -1,4 +1,7 @@
-"""Exchange with Triton: send a question, stop it if requested, and print the answer."""
+"""Sender of one request of `gateway client` to Triton.
+
+`ask` sends the request, stops it after a delay if the options say so, and prints the responses.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,8 @@ async def _converse(
     message = compose(model, question, prompts, ids, request_id)
     core = model
     if question.stop_after_ms and model.is_ensemble:
-        # Send the stop request to the core model, because an ensemble has no `stop` input. The core
-        # model's request has the same id as the ensemble's.
+        # Send the stop request to `tensorrt_llm`, the ensemble's step that runs the engine: the
+        # ensemble itself has no input `stop`. Triton gives both models the same request id.
         core = await DirectModel.find(client, "tensorrt_llm")
     answer = AnswerPrinter(question, prompts, ids, say, accumulates=model.llmapi)
     stream = await model.send(message)
@@ -60,8 +63,8 @@ async def _converse(
     async def stop() -> None:
         nonlocal cancelled
         await asyncio.sleep(question.stop_after_ms / 1000)
-        # Cancel the RPC for the llmapi repository's model. It ends a stopped request as cancelled;
-        # in TensorRT-LLM 1.2 it never ends the request.
+        # With the llmapi repository, cancel the RPC in addition to the stop request. In
+        # TensorRT-LLM 1.2, the stream of a stopped request never ends by itself.
         cancelled = question.by_cancel or model.llmapi
         if not question.by_cancel:
             await _request_stop(core, request_id, answer, say)

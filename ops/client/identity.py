@@ -25,7 +25,10 @@ Inputs = Mapping[str, Sequence[Sequence[float]]]
 
 
 class NotIdentical(Exception):
-    """The answer is an error, or does not start with its prompt. The message quotes the answer."""
+    """A response is an error, lacks rows, or has a row that does not start with the row's prompt.
+
+    The message is the model's error message, or states the rows that were received.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,10 @@ async def measure(url: str, model: str, batches: Batches) -> float:
 
 
 def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
-    """Return the request's tensors by the model's input names, each of shape [rows, n]."""
+    """Return the tensors of one request, by the model's input names.
+
+    `input_ids` has the shape [rows, start_len]. All other tensors have the shape [rows, 1].
+    """
     scalars = {
         "input_lengths": batches.start_len,
         "request_output_len": batches.output_len,
@@ -103,7 +109,10 @@ def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
 async def _run(
     model: DirectModel, inputs: Inputs, requests: int, *, at_once: bool
 ) -> list[list[list[int]]]:
-    """Send equal requests. Return the token ids of each row of each request, best beam only."""
+    """Send `requests` requests with the same inputs, one after another or all at once.
+
+    Return a list for each request, with the token ids of the best beam of each row.
+    """
     if at_once:
         return await asyncio.gather(*(_ask(model, inputs) for _ in range(requests)))
     return [await _ask(model, inputs) for _ in range(requests)]
@@ -128,7 +137,7 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
 
 
 def _check(answers: list[list[list[int]]], prompts: list[list[int]], batches: Batches) -> None:
-    """Raise NotIdentical unless every row of the answers starts with its prompt."""
+    """Raise NotIdentical if an answer lacks rows, or a row does not start with its prompt."""
     for rows in answers:
         if len(rows) != batches.rows:
             raise NotIdentical(f"{len(rows)} rows of {batches.rows} came back")

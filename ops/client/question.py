@@ -1,4 +1,4 @@
-"""Parsed command line of `gateway client`: the request to send."""
+"""Options of `gateway client`, as a description of the request to send."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from gateway.triton.names import LogicalInput
 class Question:
     """A request to a model, as the options of `gateway client` describe it.
 
+    The core model is the model that runs the engine and takes token ids, such as `tensorrt_llm`.
+    A text model, such as the ensemble, takes text.
+
     Attributes:
-        text: the prompt. The core model gets it only if `prompt_ids` is None.
-        prompt_ids: the prompt's token ids, for the core model.
-        tokenizer_dir: Hugging Face folder; required to send text to the core model.
-        max_tokens: length of the answer. None is the reference client's default: 16 for the core
-            model, 100 for text models.
-        scalars: numbers and booleans by logical input: (option that set the value, value).
-        words: stop, bad and bias words, guide and guide type by logical input: (option, texts).
-        sequences: number of answers; with beam search at most `beam_width`.
+        text: the prompt. For the core model, it is tokenized, and ignored if `prompt_ids` is set.
+        prompt_ids: the prompt's token ids, for the core model. Text models ignore them.
+        tokenizer_dir: Hugging Face folder with the tokenizer. The core model cannot be sent `text`
+            without it.
+        max_tokens: maximum number of tokens to generate. None selects the default of NVIDIA's
+            client script: 16 for the core model, 100 for text models.
+        scalars: numeric and boolean inputs. The key is a `LogicalInput`; the value is the pair of
+            the option's name and the input's value.
+        words: text inputs, such as stop words. The key is a `LogicalInput`; the value is the pair
+            of the option's name and the input's texts.
+        sequences: number of sequences to generate; with beam search at most `beam_width`.
         stop_after_ms: milliseconds after which the request is stopped; 0 for never.
         by_cancel: True to stop by cancelling the RPC instead of sending a stop request.
         expected_ids: token ids to compare the answer with; None compares nothing.
         threshold: fraction of `expected_ids` that must be equal, 0 to 1.
         lora_path: an adapter's folder; for the llmapi repository's model the path on Triton's host.
         lora_name: the adapter's name for the llmapi repository's model; "" for the folder's name.
-        outputs: names of the outputs to request; None requests what the other options need.
+        outputs: names of the output tensors to request. None selects the generated text or token
+            ids, and the outputs that other options ask for, such as --return-log-probs.
     """
 
     model: str

@@ -1,4 +1,7 @@
-"""Translation of a question to a request to Triton. Errors name the option that does not fit."""
+"""Builder of the request to Triton that a `Question` of `gateway client` describes.
+
+Error messages begin with the command line option that the model cannot serve.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ STATISTICS = (
     "kv_cache_hit_rate",
 )
 REASONS: tuple[LogicalInput, ...] = ("finish_reason", "stop_reason")
-"""Outputs of the llmapi repository. Each has an input of the same name that requests it."""
-# The outputs that each logical input requests.
+"""Output tensors of the llmapi repository. The `LogicalInput` of the same name requests each."""
+# Output tensors that each of these boolean inputs requests.
 _ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
     "context_logits": ("context_logits",),
@@ -49,7 +52,7 @@ _CORE_TOKENS, _TEXT_TOKENS = 16, 100
 
 
 def check(model: DirectModel, question: Question) -> None:
-    """Raise OptionError if options contradict each other or the model does not support one."""
+    """Raise OptionError if two options contradict each other, or the model lacks an option."""
     if question.streaming and not model.decoupled:
         raise OptionError(f"--streaming: {model.name} is not decoupled.")
     if question.beam_width > 1 and question.sequences > question.beam_width:
@@ -91,7 +94,10 @@ def compose(
     ids: list[int],
     request_id: str,
 ) -> InferRequest | Message:
-    """Build the request. Raises OptionError if the model has no input for an option."""
+    """Return the inference request for `question`. `ids` are the token ids of the prompt.
+
+    Raises OptionError if the model has no input for an option.
+    """
     composer = _Composer(model, question, prompts, request_id)
     composer.add_prompt(ids)
     composer.add_scalars()

@@ -20,11 +20,13 @@ def options() -> argparse.ArgumentParser:
 
 
 class AdminApi:
-    """Client of the admin endpoints below `root`. Call it with an HTTP method and a path.
+    """Client of the admin endpoints whose path begins with `root`, such as /v1/keys.
 
-    Failures raise SystemExit with an error message. The admin key comes from GATEWAY_ADMIN_KEY or
-    from the state folder of `gateway up`. There is no option for the key, because all users of the
-    machine can see the arguments of a command.
+    An instance is called with an HTTP method and the rest of the path. Failures raise SystemExit
+    with an error message.
+
+    The admin key comes from GATEWAY_ADMIN_KEY or from the state folder of `gateway up`. There is no
+    option for the key, because all users of the machine can see the arguments of a command.
     """
 
     def __init__(self, command: str, root: str, parsed: argparse.Namespace) -> None:
@@ -32,7 +34,7 @@ class AdminApi:
 
         Args:
             command: name of the command, for error messages.
-            root: path of the endpoints, such as /v1/keys.
+            root: the common beginning of the endpoints' paths.
             parsed: arguments of the parser that `options` returns.
         """
         from ops.local_stack.state import ADMIN_KEY_FILE, StackState

@@ -1,4 +1,7 @@
-"""`gateway bench`: load tests of a deployment's core model, its ensemble and the gateway."""
+"""`gateway bench`: load tests of a deployment of Triton and the gateway.
+
+The tests can measure the model that runs the engine, the ensemble, and the gateway.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(workload: argparse.ArgumentParser) -> None:
-    """Add the options that are allowed before and, as in upstream's script, after the workload."""
+    """Add options of `gateway bench` to the parser of a workload, such as `dataset`.
+
+    The options may then come before the workload's name or, as in NVIDIA's
+    benchmark_core_model.py, after the name.
+    """
     unset = argparse.SUPPRESS
     workload.add_argument("--num-requests", type=_count, default=unset, metavar="N", help=unset)
     workload.add_argument("--tokenizer-dir", type=Path, default=unset, metavar="DIR", help=unset)
@@ -183,9 +190,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> BenchPlan:
-    """Return the plan for the given options.
+    """Return the load test that the options describe: servers, modes, requests and load.
 
-    Raises ValueError or OSError if the workload or the local stack's state cannot be used.
+    Raises ValueError or OSError if `state.json`, the file with the addresses of the local stack,
+    cannot be used.
     """
     from ops.loadtest.measurement import BenchLoad, BenchPlan, Servers
     from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal

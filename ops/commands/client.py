@@ -1,4 +1,7 @@
-"""`gateway client`: sends a request straight to Triton, with the reference clients' options."""
+"""`gateway client`: sends a request straight to Triton.
+
+The options are those of the client scripts in NVIDIA's tensorrtllm_backend.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ if TYPE_CHECKING:
     from ops.client.question import Question
 
 TOKENIZER_TYPES = ("auto", "t5", "llama", "sp")
-"""Values of upstream's option, which has no effect: the models detect the type since v0.9."""
+"""Values of --tokenizer-type, an option of NVIDIA's client scripts.
+
+The option has no effect here. Triton's models detect the type since TensorRT-LLM 0.9.
+"""
 TOKENIZER_TYPE_HELP = "no effect: the tokenizer's folder says what it is"
 _TEXT = "Born in north-east France, Soyer trained as a"
 
@@ -153,7 +159,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _question(parsed: argparse.Namespace) -> Question:
-    """Build the question. Raises OptionError for options that contradict each other."""
+    """Return the `Question` that the options describe.
+
+    Raises OptionError for options that contradict each other.
+    """
     from gateway.triton.names import LogicalInput
     from ops.client.question import Question
     from ops.errors import OptionError

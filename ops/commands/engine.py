@@ -138,7 +138,8 @@ def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) 
     Args:
         parsed: the options.
         folder: folder for the checkpoint and the engine.
-        builds: False for a plan without a TensorRT-LLM release, because no engine is built.
+        builds: True if an engine will be built. False returns a plan without commands, for which
+            no TensorRT-LLM release is needed.
 
     Raises:
         ToolsRemoved: the release has no commands that build engines.
@@ -162,7 +163,10 @@ def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) 
 
 
 def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
-    """Return the requirements for the engine. Options that are not set get the model's defaults.
+    """Return the properties that the engine must have, such as its data type and maximum lengths.
+
+    If the data type or a length is not given as an option, it is derived from the model's
+    config.json.
 
     Raises ValueError for unknown LoRA modules.
     """
@@ -192,7 +196,10 @@ def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
 
 
 def show(plan: EnginePlan) -> None:
-    """Print the plan as text: shell commands, memory and template parameters."""
+    """Print the plan as text: the build commands, the GPU memory table, and Triton's parameters.
+
+    The parameters are those of the model `tensorrt_llm` in the model repository.
+    """
     from ops.deployment.engine_plan import shell_lines, template_parameters
 
     for step in plan.steps:

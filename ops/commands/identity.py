@@ -1,4 +1,7 @@
-"""`gateway identity-test`: latency of batches of token ids, with the reference script's options."""
+"""`gateway identity-test`: measures the latency of batches of random token ids at Triton.
+
+The options are those of identity_test.py in NVIDIA's tensorrtllm_backend.
+"""
 
 from __future__ import annotations
 

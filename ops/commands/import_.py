@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
-    # Print the error as it is: the text of an OSError includes the path.
+    # Print the error's text without additions: the text of an OSError already has the file's path.
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
@@ -117,9 +117,10 @@ def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
 
 
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
-    """Raise ValueError for options of TensorRT-LLM's build, which --cpu does not use.
+    """Raise ValueError for options of the engine build with TensorRT-LLM, which --cpu skips.
 
-    The function also sets `trtllm_version` to the newest release, for the repository's templates.
+    Otherwise set `parsed.trtllm_version` to the newest release, because the templates of the model
+    repository are selected by release.
     """
     from ops.deployment.release import NEWEST
 
@@ -168,7 +169,10 @@ def _for_launch(triton_name: str | None) -> str:
 
 
 def _show_names(release: str) -> None:
-    """Print a note if the release's tag and its container read different input names."""
+    """Print a note if a release of TensorRT-LLM exists with two sets of input names.
+
+    The backend in Triton's container then reads other input names than the release's git tag.
+    """
     from ops.deployment.release import read_sets
 
     if len(read_sets(release)) > 1:

@@ -69,9 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run a command. Return the exit code: 1 for an unknown key, else 0.
+    """Run the subcommand `new`, `check`, `list` or `revoke`, and return the exit code.
 
-    Raises SystemExit with an error message.
+    The code is 1 if `check` finds that a key is unknown, else 0. Raises SystemExit, with an error
+    message, for other failures.
     """
     if parsed.key_command == "new":
         return _new(parsed) if parsed.url is None else _new_at_gateway(parsed)

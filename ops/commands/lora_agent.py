@@ -1,4 +1,4 @@
-"""`gateway lora agent`: stores adapters on the disk that a Triton reads them from."""
+"""`gateway lora agent`: copies adapters from Redis to a disk from which Triton loads them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _limits(path: Path) -> EngineLimits:
-    """Return the engine's LoRA limits, from `lora_config` in a model.yaml.
+    """Return the maximum rank and the LoRA modules of an engine that the LLM API runs.
+
+    Both are read from `lora_config` in `path`, the model.yaml of the llmapi repository.
 
     Raises SystemExit with an error message.
     """
@@ -140,7 +142,10 @@ def _limits(path: Path) -> EngineLimits:
 
 
 def _replica(text: str) -> str:
-    """Return HOST:PORT, without a URL scheme. Raises ArgumentTypeError for any other format."""
+    """Return the address HOST:PORT in `text`. A URL scheme, such as grpc://, is removed.
+
+    Raises ArgumentTypeError if the rest is not HOST:PORT.
+    """
     address = text.rpartition("://")[2]
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

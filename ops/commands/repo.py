@@ -98,7 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run one command. Return 1 if the input is refused or a check finds an error, else 0."""
+    """Run the subcommand `render`, `fill` or `check`, and return the exit code.
+
+    The code is 1 for invalid options or files, and if a check of the repository finds an error.
+    """
     if parsed.repo_command == "fill":
         return fill_template.run(parsed)
     if parsed.repo_command == "check":
@@ -161,7 +164,9 @@ def _render_without_description(
 
 
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of the description that are given as options.
+    """Return the fields of a `DeploymentDescription` whose values are given as options.
+
+    The caller lets these values replace those in the file of --description.
 
     Raises SubstitutionError for malformed --template-values or --parameter.
     """

@@ -1,8 +1,8 @@
 """Model architectures for which engines can be planned.
 
-The table has the architectures whose LoRA modules are in `adapters.modules`. Sources: the releases
-are from TensorRT-LLM's `convert_checkpoint.py` scripts and release notes, the shapes from Hugging
-Face's model classes.
+`ARCHITECTURES` lists the model classes whose LoRA modules are in `adapters.modules`. The release
+numbers are from TensorRT-LLM's `convert_checkpoint.py` scripts and release notes. The numbers of
+weight matrices, norms and biases are from Hugging Face's model classes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Architecture:
         folder: folder below `examples` with the model's `convert_checkpoint.py`.
         since: the first TensorRT-LLM release that converts the model.
         lora_since: the first release that serves LoRA adapters with the model.
-        pipeline: True if that script has an option for pipeline parallelism.
-        gemma_options: True if that script has Gemma's special options.
+        pipeline: True if `convert_checkpoint.py` has an option for pipeline parallelism.
+        gemma_options: True if `convert_checkpoint.py` needs the options that only Gemma has.
         mlp_matrices: number of weight matrices in one MLP: 3 if gated, else 2.
         norms: number of norms in one transformer layer, each of the hidden size.
         qk_norms: True if queries and keys are normalized, per head.

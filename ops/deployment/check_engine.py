@@ -25,7 +25,7 @@ from triton_repo.booleans import parse_boolean
 from triton_repo.parameters import CORE
 
 Values = Mapping[str, str]
-"""Template parameters as text, by name. Unset parameters are absent."""
+"""Values of template parameters as text, by parameter name. Unset parameters are absent."""
 
 DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 LORA_PARAMETERS = (
@@ -42,7 +42,7 @@ _LIMITS = (
 
 
 def engine_findings(values: Values, engine: EngineConfig, engine_dir: Path) -> list[Finding]:
-    """Return all contradictions between `values` and the engine, and within `values`.
+    """Return a finding for each parameter value that contradicts the engine or another parameter.
 
     A property that the engine's config.json does not state is not checked. `engine_dir` is used
     only in messages.

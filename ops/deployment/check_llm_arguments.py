@@ -30,7 +30,10 @@ _PEFT_NAMES = frozenset(
 def llm_findings(
     model: RepositoryModel, yaml: LlmapiYaml, places: LocalFolders, adapters: Sequence[Path]
 ) -> Iterator[Finding]:
-    """Yield all findings on the arguments. `adapters` are the PEFT folders to serve."""
+    """Yield all findings on the arguments of `LLM` in a model.yaml.
+
+    `adapters` are the PEFT folders that the model must be able to serve.
+    """
 
     def finding(severity: Severity, field: str, problem: str, fix: str) -> Finding:
         where = yaml.at(*field.split("."))
@@ -212,7 +215,8 @@ class _Arguments:
                 "mend it, or leave it out",
             )
             return
-        # Compare the largest rank of all modules, because TensorRT-LLM allocates memory for it.
+        # Take the largest rank of all modules of the adapter, because TensorRT-LLM allocates the
+        # adapter's memory for that rank.
         rank = max(settings.r, *(rank for _, rank in settings.rank_pattern), 0)
         limit = self._yaml.count(_LORA, "max_lora_rank") or MAX_LORA_RANK
         if rank > limit:

@@ -1,4 +1,4 @@
-"""Rules that check renamed inputs: config.pbtxt must have the names that the backend reads.
+"""Rules that check the names of inputs that TensorRT-LLM renamed in some release.
 
 A backend reads only the input names of its own release. If config.pbtxt has other names, Triton
 accepts requests with these names, but the backend silently ignores their values.
@@ -53,7 +53,10 @@ def name_findings(
 def _check_against_release(
     model: RepositoryModel, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Check the inputs of a C++ backend's model against the names of the serving release."""
+    """Yield a finding for each input of a model that its C++ backend reads under another name.
+
+    The backend's input names depend on the TensorRT-LLM release that serves the model.
+    """
     source = f"{RELEASE_OPTION} {release}"
     if release is None:
         release = _engine_release(model, places)

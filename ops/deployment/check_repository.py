@@ -11,7 +11,8 @@ from ops.deployment.check_engine import Values
 from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
-# Names of parameters in the templates, by their name in config.pbtxt, if the names differ.
+# Template parameters that set a parameter of config.pbtxt with another name. The keys are the names
+# in config.pbtxt.
 _TEMPLATE_NAMES = {
     "gpt_model_type": "batching_strategy",
     "gpt_model_path": "engine_dir",
@@ -46,9 +47,10 @@ class RepositoryModel:
 
     @property
     def is_gpt(self) -> bool:
-        """True for the core model of the GPT repository.
+        """True for the model of the GPT repository that runs the engine.
 
-        Its parameter for the engine is `engine_dir`.
+        The model's config.pbtxt has the engine's folder in the parameter `engine_dir`. Other
+        repositories name the parameter `gpt_model_path`.
         """
         return self.runs_engine and self.file is not None and "engine_dir" in self.file.parameters
 
@@ -57,19 +59,20 @@ class RepositoryModel:
         """True for the llmapi repository's model, which runs both tokenizer and engine."""
         if self.file is None or self.runs_engine:
             return False
-        # Also accept a model with a model.yaml: its release may have unknown input names.
+        # Also accept a model with a model.yaml, because other releases of TensorRT-LLM may have
+        # other input names.
         return {"text_input", "sampling_param_max_tokens"} <= self.file.inputs.keys() or any(
             (version / MODEL_YAML).is_file() for version in self.versions
         )
 
     @property
     def engine_dir(self) -> str:
-        """The engine's folder as Triton names it; "" if unset."""
+        """Path of the engine's folder in the model's config.pbtxt; "" if unset."""
         return self.parameter("engine_dir" if self.is_gpt else "gpt_model_path")
 
     @property
     def versions(self) -> list[Path]:
-        """Version folders in ascending order."""
+        """The model's version folders, such as `1`, in ascending order of their numbers."""
         found = [path for path in self.path.iterdir() if path.is_dir() and path.name.isdecimal()]
         return sorted((path for path in found if int(path.name) > 0), key=lambda p: int(p.name))
 
@@ -85,7 +88,10 @@ class RepositoryModel:
         return sorted(name for name, value in parameters.items() if value.startswith("${"))
 
     def values(self) -> Values:
-        """Return the core model's configuration as values of template parameters."""
+        """Return the settings in the model's config.pbtxt, by the template parameters' names.
+
+        The model must be one that runs an engine.
+        """
         if self.file is None:
             return {}
         values = {template_name(name): self.parameter(name) for name in self.file.parameters}
@@ -93,7 +99,8 @@ class RepositoryModel:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            # Omit the GPT repository's limit: it may exceed the engine's, and rows then wait.
+            # Omit max_batch_size of the GPT repository. The value may exceed the engine's limit:
+            # the rows above that limit wait.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -104,7 +111,10 @@ class RepositoryModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolders:
-    """Folders of engine and tokenizer on this machine; None if Triton uses the same paths."""
+    """Paths of the engine's and the tokenizer's folder on this machine, where the checks run.
+
+    A path is None if the path in config.pbtxt is valid on this machine, too.
+    """
 
     engine_dir: Path | None = None
     tokenizer_dir: Path | None = None
@@ -149,7 +159,7 @@ class Repository:
 
 
 def template_name(parameter: str) -> str:
-    """Return the template parameter's name for a parameter of config.pbtxt."""
+    """Return the name of the template parameter that sets `parameter` in a config.pbtxt."""
     return _TEMPLATE_NAMES.get(parameter, parameter)
 
 

@@ -1,4 +1,8 @@
-"""Rules that check how a repository's models serve: modes, queues, folders and outdated names."""
+"""Rules that check whether the models of a repository will serve requests as intended.
+
+The rules check the decoupled mode, the queue limit, instance counts, the folders of the engine and
+the tokenizer, and parameters that TensorRT-LLM has renamed or removed.
+"""
 
 from __future__ import annotations
 
@@ -201,9 +205,9 @@ def _check_engine(core: RepositoryModel, places: LocalFolders) -> Iterator[Findi
 
 
 def _check_same_engine(repository: Repository) -> Iterator[Finding]:
-    """Yield a warning if preprocessing has another engine folder than the core models.
+    """Yield a warning if preprocessing names another engine than the models that run an engine.
 
-    For image models, preprocessing reads the engine's configuration.
+    Preprocessing reads the engine's config.json to build the prompts of models with image input.
     """
     named = {model.parameter("gpt_model_path") for model in repository.cores} - {""}
     preprocessing = repository.models.get(PREPROCESSING)
@@ -224,8 +228,8 @@ def _check_ranks(core: RepositoryModel, engine: EngineConfig, folder: Path) -> I
     if core.file.backend != "tensorrtllm" and (folder / _CPU_WEIGHTS).is_file():
         return
     expected = engine.world_size or 1
-    # Match any prefix before "rank": up to v0.7, file names begin with the model, its dtype and the
-    # parallelism.
+    # Accept file names with any text before "rank". Up to v0.7, the name of an engine file begins
+    # with the model's name, its data type and its parallelism.
     present = {path.stem.rpartition("rank")[2] for path in folder.glob("*rank*.engine")}
     for path in sorted(folder.glob("*rank*.engine")):
         if (kind := kind_of_file(path)) is not None:

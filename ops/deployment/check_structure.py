@@ -23,7 +23,10 @@ _TEMPLATE_KEYS = {"gpt_model_path": "engine_dir", "gpt_model_type": "batching_st
 
 
 def structure_findings(repository: Repository) -> list[Finding]:
-    """Return the findings on files, parameters and connections. No engine is read."""
+    """Return the findings on files, parameters, and tensors that one model passes to another.
+
+    The files of the engine are not read.
+    """
     found: list[Finding] = []
     for model in repository.models.values():
         found += _check_files(model)

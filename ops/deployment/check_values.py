@@ -17,7 +17,7 @@ from triton_repo.parameters import (
     is_boolean,
 )
 
-# Parameters that `check_structure` checks, and that are therefore skipped here.
+# Parameters that the rules below skip, because `check_structure` checks their values.
 _JUDGED_ELSEWHERE = ("batching_strategy",)
 
 
@@ -31,9 +31,9 @@ def value_findings(repository: Repository) -> Iterator[Finding]:
 
 
 def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Finding]:
-    """Yield an error for each value that the model cannot parse, or reads as another value.
+    """Yield an error for each parameter value that the model cannot parse, or would misread.
 
-    It is an error even if the model would load, because the value should be corrected in any case.
+    A misread value is an error, too: the model loads, but with another value than the one written.
     """
     template = _find_template(repository, model)
     if model.file is None or template is None:

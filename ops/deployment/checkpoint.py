@@ -19,7 +19,10 @@ _MODELOPT = "hf_quant_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A Hugging Face model: sizes of the complete, unsplit model, under TensorRT-LLM's names.
+    """The properties of a Hugging Face model that an engine plan needs.
+
+    Fields have the names that TensorRT-LLM uses. Sizes are those of the complete model, before
+    tensor or pipeline parallelism splits it.
 
     Attributes:
         dtype: data type of the weights in the folder; None if config.json does not state it.

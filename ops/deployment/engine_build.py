@@ -69,7 +69,10 @@ def build(plan: EnginePlan) -> int:
 
 
 class _SignalFlag:
-    """A signal handler. `number` is the first signal that was received; 0 before."""
+    """A signal handler that records the first signal.
+
+    `number` is the number of that signal, or 0 if no signal has been received.
+    """
 
     def __init__(self) -> None:
         self.number = 0
@@ -97,9 +100,10 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if the process has ended, without reaping it.
+    """Return True if the process has ended. Do not reap the process: it remains a zombie.
 
-    Its group id must not be reused before the group is killed, so the process remains a zombie.
+    The process id is also the id of the process group. While the zombie exists, the kernel cannot
+    give this id to another group, so `_run` can kill the group safely.
     """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

@@ -42,7 +42,11 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command. `needs` are the files and programs that must exist before the command can run."""
+    """A command of an engine plan, such as `trtllm-build`.
+
+    `arguments` is the complete command line, which begins with the program. `needs` are the scripts
+    and programs that must be installed to run the command.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -208,9 +212,7 @@ def _tokenizer_info(checkpoint: Checkpoint, folder: Path, examples: Path) -> Ste
 
 
 def _advice(checkpoint: Checkpoint, intent: Intent, memory: MemoryPlan) -> Iterator[str]:
-    """Yield changes of options that would make the engine fit the GPU.
-
-    Each is sufficient by itself.
+    """Yield changes of options, each of which alone would make the engine fit the GPU.
 
     If the weights alone exceed the GPU, first yield a notice. Yield nothing if the engine fits, or
     the GPU is unknown.

@@ -1,4 +1,4 @@
-"""The processes of one launch, found by an environment variable that they all inherit.
+"""The processes of one launch of tritonserver, identified by an inherited environment variable.
 
 Process groups and sessions do not identify these processes: mpirun puts every rank into a separate
 group, and a rank's child processes may leave its session.
@@ -31,13 +31,19 @@ class Member:
 
 
 class ProcessFamily:
-    """The processes of one launch. Requires Linux, and finds only processes of this user."""
+    """The first process of a launch of tritonserver, and all its descendants.
+
+    Requires Linux, and finds only the processes of the current user.
+    """
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment for the family's first process: `environ` plus the mark."""
+        """Return the environment with which to start the family's first process.
+
+        It is `environ` plus the variable GATEWAY_LAUNCH, whose random value identifies the family.
+        """
         return dict(environ) | {VARIABLE: self._mark}
 
     def members(self) -> Iterator[Member]:
@@ -67,7 +73,7 @@ class ProcessFamily:
 
 
 def reap_orphans() -> None:
-    """Reap child processes of this process that have already ended, without waiting for others."""
+    """Reap the child processes of this process that have ended. Do not wait for running ones."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""Help texts of a deployment description's fields, for the command line and the docs."""
+"""Help texts of the fields of `DeploymentDescription`, for `gateway repo render` and the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renderer of the GPT repository for an existing engine."""
+"""Renderer of the GPT repository, a model repository without streaming, for an existing engine."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ def import_for_cpu(
 
     Arguments are those of `import_for_gpu`. The steps of `plan` are not used.
 
-    Raises ImportingError. Something may have been written only if the weights cannot be read.
+    Raises ImportingError. Nothing has been written by then, unless building the engine or rendering
+    the repository failed, for example because the weights cannot be read.
     """
     # Import here: the other commands start faster without numpy.
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
@@ -169,7 +170,7 @@ def import_llmapi(
     """Write settings and an llmapi repository that serves the Hugging Face folder of `plan`.
 
     Args:
-        plan: the plan, made without a release.
+        plan: the plan for the model, without build commands, because no engine is built.
         name: the model's name for clients.
         folder: folder to write into.
         triton_name: the name that the repository's model gets in Triton.
@@ -269,7 +270,10 @@ def _refuse_ranks(intent: Intent) -> None:
 def _clear_outputs(
     imported: ImportedModel, intent: Intent, more: Mapping[str, str] | None = None
 ) -> None:
-    """Remove an earlier repository, and write the settings. They mark the folder as an import."""
+    """Remove the model repository of an earlier import, and write the settings to gateway.env.
+
+    Later commands recognize the folder of an import by its gateway.env.
+    """
     imported.folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(imported.repository, ignore_errors=True)
     _write_settings(imported, intent, more or {})

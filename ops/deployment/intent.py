@@ -64,7 +64,10 @@ def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) ->
 
 
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
-    """Return the planned engine as a base model, for checks of adapters."""
+    """Return the planned engine as a `BaseModel`.
+
+    LoRA module names and LoRA cache sizes are computed from a `BaseModel`.
+    """
     return BaseModel(
         names=(checkpoint.folder.resolve().name,),
         architecture=checkpoint.architecture,

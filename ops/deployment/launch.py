@@ -19,9 +19,10 @@ CORE_MODEL = "tensorrt_llm"
 LOG_FILE = "triton_log.txt"
 SHM_PREFIX = "prefix"
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-"""TensorRT-LLM's launcher.
+"""TensorRT-LLM's program that mpirun runs on each rank if the LLM API needs several ranks.
 
-Rank 0 runs the given command; other ranks are workers of the LLM API.
+On rank 0, the program runs the command line in its arguments, which is tritonserver's. On the other
+ranks, it runs a worker of the LLM API.
 """
 
 Release = Literal["v0.17", "v0.19"]
@@ -109,7 +110,10 @@ def rank_arguments(launch: Launch, rank: int) -> list[str]:
 
 
 def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
-    """Return the arguments of tritonserver except the last one, which depends on the rank."""
+    """Return tritonserver's arguments for rank 0, the leader, or for any other rank.
+
+    The last argument is missing, because it contains the rank. `shm_argument` returns it.
+    """
     ports = [
         f"--grpc-port={launch.grpc_port}",
         f"--http-port={launch.http_port}",
@@ -164,10 +168,10 @@ def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs of this machine, on which the orchestrator reserves no memory pool.
+    """Return the number of GPUs of this machine, as the value of `Launch.gpus_without_pool`.
 
-    Return None, which leaves Triton's pools unchanged, for Triton up to 24.06, or if `environ`
-    lacks the variable with the version that NVIDIA's containers set.
+    Return 0 if nvidia-smi fails. Return None if Triton is 24.06 or older, or its version is
+    unknown. The version is in NVIDIA_TRITON_SERVER_VERSION, which NVIDIA's containers set.
     """
     version = environ.get("NVIDIA_TRITON_SERVER_VERSION", "").split(".")
     if len(version) < 2 or not all(part.isdecimal() for part in version[:2]):

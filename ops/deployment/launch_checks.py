@@ -25,10 +25,10 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True)
 class CoreModel:
-    """The properties of a core model that determine which ranks to start.
+    """The properties of a model with an engine that determine which ranks to start.
 
-    They are read from the model's config.pbtxt, and from its engine's config.json or its
-    model.yaml.
+    The properties are read from the model's config.pbtxt, and from the engine's config.json or, in
+    the llmapi repository, from model.yaml.
 
     Attributes:
         backend: `python` or `tensorrtllm`.
@@ -69,7 +69,7 @@ def read_core_models(launch: Launch, llm_config: str | None = None) -> list[Core
 
 
 def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
-    """Return the launch. If its models are of the llmapi repository, its mode becomes LLMAPI.
+    """Return `launch`, with the mode `Mode.LLMAPI` if its models are from the llmapi repository.
 
     Args:
         launch: the launch, in the mode that the options select.
@@ -223,13 +223,15 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
             is_llmapi=True,
             instances=model.instance_count,
         )
-    # Read either parameter: the GPT repository names it engine_dir.
+    # Try both names of the parameter with the engine's folder: it is engine_dir in the GPT
+    # repository, and gpt_model_path in inflight_batcher_llm.
     engine_dir = _get_parameter(model.parameters, "gpt_model_path") or _get_parameter(
         model.parameters, "engine_dir"
     )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
-    # Leave errors to the ranks: the engine may be readable only on their machines.
+    # Ignore the error, because the engine may be readable only on the machines of the ranks. If the
+    # engine is unusable there, too, the ranks report it.
     except ConfigError:
         world_size = None
     return CoreModel(

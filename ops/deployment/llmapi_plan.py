@@ -12,9 +12,9 @@ LLMAPI = "llmapi"
 
 
 def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
-    """Return the llmapi repository's template parameters for a plan.
+    """Return the template parameters of the llmapi repository that follow from an engine plan.
 
-    The parameter `model` is not included.
+    The parameter `model`, which names the Hugging Face folder, is not included.
     """
     intent, kv = plan.intent, plan.memory.kv_cache
     found: dict[str, Value] = {
@@ -41,7 +41,7 @@ def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
 
 
 def llmapi_settings(intent: Intent) -> dict[str, str]:
-    """Return gateway settings by their names in `Settings`.
+    """Return the gateway settings for a Triton with the llmapi repository, by names in `Settings`.
 
     The value is "" for a setting that the operator must fill in.
     """

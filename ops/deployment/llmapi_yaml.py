@@ -15,9 +15,9 @@ from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 
 MODEL_YAML = "model.yaml"
 LLM_CONFIG_PATH = "LLM_CONFIG_PATH"
-"""Variable in Triton's environment with the file to read instead of model.yaml.
+"""Environment variable of Triton with the path of a file that replaces model.yaml.
 
-The path is relative to the version folder.
+The path is relative to the model's version folder.
 """
 TRITON_CONFIG = "triton_config"
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
@@ -51,9 +51,9 @@ class LlmapiYaml:
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def at(self, *keys: str) -> str:
-        """Return the location of a value as FILE:LINE.
+        """Return the file and line of the value at a path of keys, as FILE:LINE.
 
-        If it is absent, use its closest existing parent.
+        If the value is absent, return the line of the closest enclosing mapping that exists.
         """
         return f"{self.path.name}:{self.document.find_line(keys)}"
 

@@ -26,7 +26,8 @@ def engine_modules(names: Sequence[str], base: BaseModel) -> tuple[str, ...]:
     Raises ValueError for unknown names. The message lists the allowed names.
     """
     projections = family(base).projections
-    # Allow fused projections, and the modules that they join.
+    # Allow the module of a fused projection, such as attn_qkv, and also the modules of its parts,
+    # such as attn_q.
     by_module = {module for projection in projections.values() for module in _modules(projection)}
     if list(names) == [ALL]:
         return _in_order(projection.module for projection in projections.values())

@@ -1,6 +1,7 @@
 """GPU memory that an engine needs, and the memory that remains for KV cache and LoRA adapters.
 
-All sizes are bytes on one GPU. If the ranks differ, it is the GPU with the least free memory.
+All sizes are bytes on one GPU. If the GPUs hold different parts of the model, the sizes are those
+of the GPU with the least free memory.
 Weights and KV cache are exact up to alignment. The workspace is an estimate, because TensorRT
 determines its size during the build.
 """
@@ -50,7 +51,7 @@ class KvCachePlan:
     Attributes:
         bytes: size of the pool.
         tokens: capacity of the pool in tokens.
-        fraction: kv_cache_free_gpu_mem_fraction.
+        fraction: share of the free memory for the pool, kv_cache_free_gpu_mem_fraction.
         lora_fraction: lora_cache_gpu_memory_fraction, which is relative to the memory outside the
             pool; None without LoRA.
     """
@@ -83,9 +84,9 @@ class MemoryPlan:
 
 
 def largest_request(intent: Intent) -> int:
-    """Return the number of tokens that the largest request has in the KV cache at its end.
+    """Return the number of KV cache tokens that a request of maximum size occupies at its end.
 
-    Beams share the prompt's tokens.
+    The prompt's tokens count once, because all beams share them. Generated tokens count per beam.
     """
     outputs = intent.max_seq_len - intent.max_input_len
     return intent.max_input_len + intent.max_beam_width * outputs
@@ -127,10 +128,12 @@ def kv_bytes_per_token(checkpoint: Checkpoint, intent: Intent, item_bytes: int =
 def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
     """Return an estimate of the bytes of activations, logits and the runtime's own memory.
 
-    Activations, per token of a step: the residual and its norm, plus the larger of two sets. One
-    set is queries, keys, values and attention output; the other is the MLP's two halves and their
-    product. Logits: one row for the last token of each beam, and twice as much for sampling. With
-    gathered context logits, one more row for every token of a step.
+    Activations: every token of a step needs the residual and its norm. In addition, it needs the
+    buffers of the attention or of the MLP, whichever are larger. The attention's buffers are
+    queries, keys, values and output. The MLP has one buffer for each of its weight matrices.
+
+    Logits: every beam needs one row for its last token, and two more rows for sampling. If context
+    logits are gathered, every token of a step needs one row.
     """
     tokens = intent.max_num_tokens
     q = checkpoint.num_attention_heads * checkpoint.head_size // intent.tp
@@ -224,8 +227,8 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
         weights += 2 * checkpoint.head_size
     if checkpoint.attention_bias:
         weights += q + 2 * kv
-        # Add the output's bias: Llama's and Qwen 3's `attention_bias` includes it, Qwen 2's does
-        # not.
+        # Add the bias of the output projection, except for Qwen 2. In Llama and Qwen 3, all four
+        # projections have a bias; in Qwen 2 only those of queries, keys and values.
         weights += 0 if kind.qkv_bias else hidden
     if kind.biases:
         weights += (q + 2 * kv) + hidden + mlp + hidden + kind.norms * hidden
@@ -233,7 +236,10 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
 
 
 def _ends(checkpoint: Checkpoint) -> int:
-    """Return the number of weights of the last norm and, if any, of learned positions."""
+    """Return the number of weights of the final norm and of learned position embeddings.
+
+    Of the known models, only GPT-2 has learned position embeddings.
+    """
     hidden = checkpoint.hidden_size
     if checkpoint.kind.biases:
         return 2 * hidden + checkpoint.max_position_embeddings * hidden

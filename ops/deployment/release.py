@@ -30,8 +30,8 @@ class Release(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-# Oldest supported release: LLaMA has the unified workflow since 0.8, trtllm-build has LoRA options
-# since 0.9.
+# Oldest supported release. Since 0.8, LLaMA engines are built with convert_checkpoint.py and
+# trtllm-build. Since 0.9, trtllm-build has options for LoRA.
 OLDEST = Release(0, 9)
 # The development branch of 1.3 removed the tools in July 2026, so 1.2 is the last release with
 # them.
@@ -46,7 +46,8 @@ GUIDED_DECODING = Release(0, 19)  # first release with guided decoding in the Tr
 MODEL_FOLDERS = Release(0, 20)  # examples/models/core/llama exists since; before, examples/llama
 
 
-# The release in each container `tritonserver:YY.MM-trtllm-python-py3` that was the first with it.
+# For each TensorRT-LLM release, the first container `tritonserver:YY.MM-trtllm-python-py3` that has
+# the release. The keys are (YY, MM).
 _CONTAINERS = {
     (24, 12): Release(0, 16),
     (25, 1): Release(0, 17),
@@ -102,10 +103,11 @@ def parse_release(text: str, option: str = "--trtllm-version") -> Release:
 
 
 def read_sets(text: str, option: str = "--trtllm-version") -> tuple[str, ...]:
-    """Return the template sets for a release or a container, the most likely set first.
+    """Return the names of the template sets that fit a release or a container, most likely first.
 
-    Only TensorRT-LLM 0.19 has two sets: container 25.05 reads other input names than upstream's tag
-    v0.19.0. Raises ToolsRemoved and ReleaseError like `parse_release`.
+    A template set has the model repository's templates for a range of releases. Only version 0.19
+    has two sets, because the backend in container 25.05 reads other input names than the backend of
+    the git tag v0.19.0. Raises ToolsRemoved and ReleaseError like `parse_release`.
     """
     release, numbers = parse_release(text, option), _numbers(text, option)
     if _is_container(numbers):

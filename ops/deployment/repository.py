@@ -26,7 +26,8 @@ from triton_repo.parameters import CORE, MODELS, Value
 from triton_repo.releases import DEFAULT
 from triton_repo.render import RenderError, filled_values, render
 
-# Names of template parameters, by the description's field, if the names differ.
+# Template parameters that have another name than their field in `DeploymentDescription`. The keys
+# are the fields.
 _TEMPLATE_NAMES = {"decoupled": "decoupled_mode"}
 _NOT_RENDERED = ("release", "parameters", "local_engine_dir", "local_tokenizer_dir")
 _PATHS = (
@@ -51,9 +52,11 @@ class DeploymentDescription(BaseModel):
 
     `ops.deployment.fields` documents each field. All fields except `release`, `decoupled` and the
     two local folders have the name of a template parameter. `parameters` holds any other template
-    parameters. None selects the value in the engine's config.json or, if that has none, the
-    server's default. Paths are absolute after validation. Relative paths start at the YAML file's
-    folder or, without a file, at the working directory.
+    parameters. If a field is None, the value in the engine's config.json is used. If config.json
+    has no such value, the server's default is used.
+
+    Paths are absolute after validation. Relative paths start at the YAML file's folder or, without
+    a file, at the working directory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -103,9 +106,10 @@ class DeploymentDescription(BaseModel):
     @field_validator("release", mode="before")
     @classmethod
     def _release(cls, found: object) -> str | None:
-        """Return the name of the release's template set.
+        """Return the name of the template set for the release or container in the field `release`.
 
-        YAML parses 0.20 and 25.10 as numbers, so the last zero is restored first.
+        YAML parses 0.20 and 25.10 as the numbers 0.2 and 25.1. Such a number is first converted
+        back to text with two decimals.
         """
         if found is None:
             return None
@@ -123,7 +127,10 @@ class DeploymentDescription(BaseModel):
         return None if path is None else folder.absolute() / path
 
     def locate(self, field: str) -> str:
-        """Return the location of a field's value as `FILE:LINE: `; "" if it is not from a file."""
+        """Return the prefix `FILE:LINE: ` for messages about a field.
+
+        The line is that of the field in the YAML file. Return "" if the field is not from a file.
+        """
         return self._locations.get(field, "")
 
 
@@ -132,9 +139,9 @@ def _template_name(field: str) -> str:
 
 
 def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields. If an entry of `parameters` is a field, it is moved to that field.
+    """Return the fields in `raw`, after moving entries of `parameters` that belong to a field.
 
-    Raises ValueError if a value is given twice.
+    Raises ValueError if such an entry and the field are both given.
     """
     parameters, data = raw.get("parameters"), dict(raw)
     if not isinstance(parameters, Mapping):
@@ -204,7 +211,8 @@ def _build_description(
 
 def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
     """Return the error message for a problem that pydantic found."""
-    # Drop the type from the path: pydantic reports a wrong entry of `parameters` once per type.
+    # Keep two parts of the error's location. For an entry of `parameters`, the third part is one of
+    # the allowed types, and pydantic reports the same error once per type.
     parts = [str(part) for part in problem["loc"]][:2]
     name = ".".join(parts)
     where = places.get(name) or places.get(parts[0] if parts else "", "")
@@ -300,7 +308,11 @@ def write(
 
 
 def template_set(release: str | None, engine: EngineConfig) -> str:
-    """Return the name of the template set: `release` if given, else the engine's."""
+    """Return the name of the template set to render.
+
+    It is `release` if given, else the set for the TensorRT-LLM release that built the engine. If
+    that release is unknown, too, it is `DEFAULT`.
+    """
     if release is not None or engine.version is None:
         return release or DEFAULT
     try:

@@ -38,8 +38,9 @@ MPIRUN_GRACE = 3.0  # seconds from SIGTERM; mpirun kills its children within one
 def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
     """Start the ranks, and run until a signal arrives or a rank ends.
 
-    Return the exit code: 0 after a signal, 1 if the ranks fail to start or end by themselves. No
-    process remains. Only the line `ready: URL` is written to stdout.
+    Return the exit code: 0 after a signal, 1 if the ranks fail to start or end by themselves. When
+    the function returns, all processes of the launch have ended. Only the line `ready: URL` is
+    written to stdout.
 
     Args:
         launch: the launch.
@@ -76,7 +77,7 @@ def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
 
 
 class Ranks:
-    """The processes of a launch. A context manager that leaves no process at its end.
+    """The processes of a launch, as a context manager that ends all of them when it exits.
 
     Use this class in the main thread of a process without other child processes. The first SIGINT,
     SIGTERM or SIGHUP stops the ranks gracefully, the second immediately.
@@ -130,8 +131,8 @@ class Ranks:
         while not answers_ok(ready):
             if not self._go_on():
                 return False
-        # Check the process again: if the ranks failed, the answer was from another server on the
-        # port.
+        # Check the process again. If the ranks have failed, another server on the same port has
+        # answered the readiness probe.
         self._check_process()
         self._pids = self._find_ranks()
         if 0 not in self._pids:
@@ -139,7 +140,7 @@ class Ranks:
         return True
 
     def watch(self) -> None:
-        """Wait for a signal. Raises StackError if a rank ends before."""
+        """Return when a signal arrives. Raises StackError if a rank ends before the signal."""
         while self._go_on():
             ended = [rank for rank, pid in self._pids.items() if not (PROC / str(pid)).exists()]
             if ended:

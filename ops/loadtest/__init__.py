@@ -1,5 +1,5 @@
 """Load tests of a running deployment, for operators (`gateway bench`).
 
-The folder `bench/` is for developers. It compares the gateway's own cost with the cost of other
-gateways, with simulated engines.
+The folder `bench/` has other load tests, for developers. They use simulated engines, to compare
+the CPU time and latency that this gateway and other gateways cause.
 """

@@ -1,7 +1,4 @@
-"""Load test target: the llmapi repository's model, over gRPC.
-
-Its responses have no token counts.
-"""
+"""Target of a load test: the llmapi repository's model in Triton, over gRPC."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from ops.loadtest.targets import RequestFailed
 
 
 class LlmapiTarget:
-    """Target that counts the output tokens itself, because responses do not have the number.
+    """Target that counts the output tokens itself, because the model's responses have no counts.
 
-    If the model reports that the answer reached the limit, the count is the limit. Otherwise the
-    tokenizer counts the tokens of the complete text.
+    If the finish reason is `length`, the count is the requested maximum number of tokens. Otherwise
+    the tokenizer counts the tokens of the generated text.
     """
 
     def __init__(

@@ -1,4 +1,8 @@
-"""Measurement of `gateway bench`: each mode at each concurrency, with the same requests."""
+"""Measurement of `gateway bench`.
+
+A mode is the server to measure: the model that runs the engine (`core`), the ensemble (`e2e`) or
+the gateway (`chat`). Every mode is measured at every concurrency, with the same requests.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class Servers:
         """Return a copy with all addresses set.
 
         Missing addresses are those of the local stack in `state_dir`. If no stack runs there, they
-        are the default ports on this machine.
+        are the default ports of Triton and the gateway on this machine.
         """
         try:
             state = StackState.read(state_dir)
@@ -101,7 +105,7 @@ class BenchPlan:
 
 
 async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
-    """Measure each mode at each concurrency. Return a run for each mode and concurrency.
+    """Measure each mode at each concurrency, and return a `BenchRun` for each of these pairs.
 
     Raises:
         GatewayError: a server cannot be reached or refuses a request.
@@ -154,10 +158,11 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
 
 
 def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
-    """Split the requests into slices, which are sent to the modes alternately. Return the slices.
+    """Return slices of the requests. Each slice is sent to all modes before the next slice is sent.
 
-    Other load on the machine then affects all modes equally. The requests are split only if the
-    concurrency is limited. Each slice is long enough to reach the concurrency.
+    Other load on the machine then affects all modes equally. A single slice is returned for a
+    single mode, for unlimited concurrency, and if the request rate is limited. Several slices are
+    long enough to reach the concurrency.
     """
     turns = 1
     if modes > 1 and level is not None and load.rate == -1:

@@ -1,4 +1,8 @@
-"""Reports on runs: the table of benchmark_core_model.py plus token times, as text, CSV or JSON."""
+"""Reports of `gateway bench`, as text, CSV or JSON.
+
+They have the statistics of NVIDIA's benchmark_core_model.py, and in addition the time to the first
+token and the time between tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from pathlib import Path
 from ops.loadtest.sample import BenchRun, percentile
 
 _PARTS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-# Names of the columns in benchmark_core_model.py's CSV, by the name in its table, if they differ.
+# Statistics that benchmark_core_model.py names differently in its table (the keys here) and in its
+# CSV file (the values).
 _CSV_NAMES = {
     "Avg. IP tokens per request": "Avg. Input tokens per request",
     "Avg. OP tokens per request": "Avg. Output tokens per request",
@@ -56,9 +61,10 @@ def stats(run: BenchRun) -> Stats:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """Return a table for each concurrency, with a column for each mode.
+    """Return the report as text, with a table for each concurrency.
 
-    With several modes, another column has the values of the last mode minus those of the first.
+    A table has a column for each mode. If there are several modes, a further column has the
+    differences: the value of the last mode minus the value of the first mode.
     """
     blocks = ["\n".join(dict.fromkeys(f"{run.mode}: {run.what}" for run in runs))]
     for level in dict.fromkeys(run.concurrency for run in runs):

@@ -97,10 +97,11 @@ class FromNormal:
 
 @dataclass(frozen=True)
 class FromHistogram:
-    """Random prompts with lengths from the histograms `key` in a JSON `file`.
+    """Random prompts with lengths that are drawn from histograms in the JSON file `file`.
 
-    Format: ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": {...}}``. Input
-    lengths (`KEY_ip`) and output lengths (`KEY_op`) are drawn independently.
+    The file's format is ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": ...}``.
+    KEY stands for the value of `key`. Input lengths (`KEY_ip`) and output lengths (`KEY_op`) are
+    drawn independently.
     """
 
     file: Path

@@ -1,4 +1,4 @@
-"""Sender of a load test's requests, which also measures them."""
+"""Sender of the requests of a load test, which measures the times and tokens of each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ async def run(
     timeout_s: float,
     on_done: Callable[[int, int], None],
 ) -> list[Sample]:
-    """Send the requests. Return a sample for each, in order; failed requests have an `error`.
+    """Send the requests, and return a `Sample` for each, in the order of `requests`.
+
+    The sample of a failed request has an `error`.
 
     Args:
         target: where to send the requests.
@@ -27,7 +29,8 @@ async def run(
         concurrency: maximum number of requests at a time; None is no limit. Requests above the
             limit wait. The wait is not part of their latency.
         timeout_s: seconds after which a request fails.
-        on_done: called after each request with the numbers of finished and of failed requests.
+        on_done: called after each request, with the number of requests that have ended so far, and
+            the number of those that have failed.
     """
     slots = asyncio.Semaphore(concurrency if concurrency is not None else max(1, len(requests)))
     samples: list[Sample] = []

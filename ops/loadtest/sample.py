@@ -58,10 +58,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The samples of one mode at one concurrency.
+    """The measurements of all requests that were sent to one target at one concurrency.
 
-    `concurrency` is None without a limit. `what` describes the server and the format of the
-    requests.
+    Attributes:
+        mode: the target: `core`, `e2e` or `chat`.
+        what: description of the target's server and of the format of the requests.
+        concurrency: maximum number of requests at a time; None is no limit.
+        samples: the measurement of each request.
     """
 
     mode: Mode

@@ -1,7 +1,8 @@
-"""Targets of a load test: the core model, the ensemble and the gateway.
+"""Targets of a load test: a model in Triton, or the gateway.
 
-All targets generate greedily and ignore the end token, so they do the same work. The llmapi
-repository cannot ignore the end token, but its answers end at the same token through all targets.
+All targets choose tokens greedily and ignore the end token. The engine therefore does the same work
+for a request, whichever target receives it. The model of the llmapi repository cannot ignore the
+end token, but greedy choice ends its answers at the same token for all targets.
 """
 
 from __future__ import annotations
@@ -101,8 +102,9 @@ class TritonTarget:
         elif not reply.has("text_output"):
             tokens = 0
         else:
-            # Assume a token count, because text responses have none. A streamed response has one
-            # token. A complete answer has the requested number, because the end token is ignored.
+            # Assume the number of tokens, because text responses do not state it. A streamed
+            # response has one token. A non-streaming response has the requested number of tokens,
+            # because the end token is ignored.
             tokens = 1 if self._streaming else request.output_tokens
         sample.output_tokens += tokens
         if tokens and self._streaming:
@@ -110,7 +112,10 @@ class TritonTarget:
 
 
 class GatewayTarget:
-    """The gateway over HTTP: a chat, or a completion with token ids (``/v1/completions``)."""
+    """Target that sends requests to the gateway's chat or completions endpoint over HTTP.
+
+    The prompt of a completion is token ids, or text if the gateway serves the llmapi repository.
+    """
 
     mode: Mode = "chat"
 

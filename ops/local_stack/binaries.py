@@ -46,9 +46,10 @@ class TritonServer:
 def find_triton_server(backends: Path) -> TritonServer:
     """Return the tritonserver on PATH or, if there is none, the one in the nvidia-pytriton wheel.
 
-    The wheel has a stub for each Python version, but not in the folder of Triton's Python backend,
-    where the backend expects it. A new folder below `backends` therefore gets links to the backend
-    and to the stub.
+    Triton's Python backend runs each model in a program that is called the stub. The backend
+    expects the stub in its own folder, but the wheel has a stub for each Python version in another
+    folder. The function therefore makes a folder below `backends`, with links to the wheel's
+    backend and to the stub for this Python version.
 
     Raises StackError if there is no tritonserver, or its Python backend cannot run this Python.
     """
@@ -79,10 +80,11 @@ def _package_folder(package: str) -> Path | None:
 
 
 def _stub_environment() -> dict[str, str]:
-    """Return environment variables with which the stub embeds the Python that runs this code.
+    """Return environment variables with which the stub finds the packages of this Python.
 
-    The stub starts Python in isolated mode, which ignores PYTHONPATH and PYTHONHOME. It searches
-    PATH for `python3`, and uses the prefix, virtual environment and .pth files of that Python.
+    The stub embeds Python in isolated mode, which ignores PYTHONPATH and PYTHONHOME. The embedded
+    Python searches PATH for `python3`, and uses that program's prefix, virtual environment and .pth
+    files. The folder of libpython is added to LD_LIBRARY_PATH.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
@@ -93,9 +95,9 @@ def _stub_environment() -> dict[str, str]:
 
 
 def _check_stub(stub: Path, env: dict[str, str]) -> None:
-    """Raise StackError if the stub cannot load libpython.
+    """Raise StackError, with the loader's error message, if the stub cannot load libpython.
 
-    Triton itself would only report an unhealthy stub, without the reason.
+    Without this check, Triton would only report that the stub is unhealthy.
     """
     loaded = subprocess.run([stub], env=env, capture_output=True, text=True, check=False)
     if loaded.returncode == 127:

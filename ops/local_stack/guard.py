@@ -1,4 +1,4 @@
-"""Guard process that ends the servers if this process is killed."""
+"""Guard process that kills the servers if the process that started them is killed."""
 
 from __future__ import annotations
 

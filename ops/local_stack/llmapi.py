@@ -43,7 +43,9 @@ def in_flight(parameters: Mapping[str, str]) -> int:
 
 
 def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
-    """Rebuild `repository/` in `state_dir`.
+    """Write the llmapi repository for `model` into `repository/` in `state_dir`.
+
+    An earlier folder `repository/` is removed first.
 
     Arguments are those of `ops.local_stack.repository.prepare`.
 

@@ -1,4 +1,8 @@
-"""Ports for the stack's servers. The choice avoids ports of other stacks and of clients."""
+"""Choice of TCP ports for the servers of the local stack.
+
+Ports that another stack has claimed are not chosen. If possible, neither are ports that the kernel
+may give to outgoing connections.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,10 @@ LOWEST = 10_081
 class PortClaims:
     """Ports that this process has claimed, until the end of the `with` statement.
 
-    Two stacks that start at the same time might choose the same port before their servers listen. A
-    claim prevents this. It is a name in Linux' abstract socket namespace, which has the same scope
-    as ports. The kernel releases the name when the process ends.
+    Two stacks that start at the same time might choose the same port before their servers listen.
+    To prevent this, a claim binds a Unix socket to an abstract name that contains the port. Linux
+    allows only one socket per abstract name in a network namespace, and releases the name when the
+    process ends.
     """
 
     def __init__(self) -> None:

@@ -124,7 +124,10 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of orphaned grandchildren, because `reap` waits for them."""
+    """Make this process the parent of descendants whose own parent has ended.
+
+    `Child.reap` waits for such descendants, and a process can wait only for its own children.
+    """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -15,7 +15,8 @@ from ops.local_stack.errors import StackError
 REPOSITORY = "repository"
 MAX_BATCH_SIZE = 64
 MAX_BEAM_WIDTH = 4
-# Size of the KV cache in tokens, half of what 64 requests of full length need: below 400 MB.
+# Size of the KV cache in tokens. 64 requests of maximum length would need twice as many tokens. The
+# cache takes less than 400 MB of memory.
 MAX_KV_CACHE_TOKENS = "65536"
 
 # Parameters of the repository. Instance counts are 1, because each instance is a process of about
@@ -34,7 +35,8 @@ PARAMETERS = {
     "bls_instance_count": "1",
     "guided_decoding_backend": "xgrammar",
 }
-# Additional parameters for engines that `prepare` builds. Other engines may have lower limits.
+# Additional parameters for engines that `prepare` builds. They are not set for an engine that the
+# user provides, because its limits may be lower.
 BUILT_HERE = {
     "max_beam_width": str(MAX_BEAM_WIDTH),
     "max_tokens_in_paged_kv_cache": MAX_KV_CACHE_TOKENS,
@@ -48,11 +50,13 @@ def link(repository: Path, state_dir: Path) -> None:
 
 
 def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
-    """Rebuild `engine/` and `repository/` in `state_dir`.
+    """Write the CPU executor's engine and the model repository into `state_dir`.
+
+    Earlier folders `engine/` and `repository/` are removed first.
 
     Args:
         model: a Hugging Face folder of a Llama or GPT-2, or an engine folder with the tokenizer's
-            files. An engine folder is not copied.
+            files. An engine folder is used where it is, without a copy in `engine/`.
         state_dir: an existing folder.
         parameters: template parameters, which override `PARAMETERS`.
 
@@ -77,7 +81,8 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 max_batch_size=MAX_BATCH_SIZE,
                 max_beam_width=MAX_BEAM_WIDTH,
                 lora_target_modules=engine.lora_modules(model),
-                # Allow logits: they have no cost until a request asks for them.
+                # Build an engine that can return logits. Requests that do not ask for logits are
+                # not slowed.
                 gather_context_logits=True,
                 gather_generation_logits=True,
             )

@@ -1,4 +1,4 @@
-"""Delay before a dead server is restarted. It grows with each death."""
+"""Delay between the death of a server and its restart. The delay doubles with each death."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ SETTLED_AFTER = 30.0  # seconds of running after which the delay is `FIRST_DELAY
 
 
 class Backoff:
-    """State of the restart delay of one server."""
+    """Restart delay of one server, which doubles with each death up to `LONGEST_DELAY`.
+
+    After a run of more than `SETTLED_AFTER` seconds, the delay is `FIRST_DELAY` again.
+    """
 
     def __init__(self) -> None:
         self._deaths = 0

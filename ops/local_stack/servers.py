@@ -19,7 +19,8 @@ from ops.local_stack.repository import REPOSITORY
 from ops.local_stack.state import admin_key
 
 PROBE_TIMEOUT = 2.0  # seconds
-# Seconds for running requests after SIGTERM, short because the stack must stop within 15 s.
+# Seconds after SIGTERM in which a server may finish its running requests. The values are short,
+# because the complete stack must stop within 15 s.
 GATEWAY_GRACE = 3
 TRITON_GRACE = 3
 MODEL_PROCESS = "triton_python_backend_stub"
@@ -38,7 +39,10 @@ class Ports:
 
 
 def redis_child(port: int, data: Path, log: Path) -> Child:
-    """Return a redis-server, which is not started yet. Acknowledged writes survive a kill."""
+    """Return the child process for redis-server, without starting it.
+
+    Redis logs each write to a file, so acknowledged writes are not lost if the process is killed.
+    """
     data.mkdir(exist_ok=True)
     command = [
         *(str(find_redis_server()), "--bind", LOCALHOST, "--port", str(port)),
@@ -49,7 +53,9 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
 
 
 def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *options: str) -> Child:
-    """Return a tritonserver for the rendered repository, which is not started yet.
+    """Return the child process for tritonserver, without starting it.
+
+    Triton serves the model repository in the state folder.
 
     Args:
         ports: ports of the stack.
@@ -111,14 +117,15 @@ class ServedModel:
 
 
 def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path) -> Child:
-    """Return a gateway that uses the stack's Redis and Triton, which is not started yet.
+    """Return the child process for a gateway of the stack's Redis and Triton, without starting it.
 
     GATEWAY_ variables in the environment of this process are passed to the gateway.
     """
     adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
     env = os.environ | {
-        # Allow another address than loopback, because a container's published port needs one. The
-        # address must include loopback, which the probes use.
+        # Let GATEWAY_HOST replace the loopback address. In a container, a server on loopback is not
+        # reachable through a published port. The address must include loopback, such as 0.0.0.0,
+        # because the readiness probes connect to loopback.
         "GATEWAY_HOST": os.environ.get("GATEWAY_HOST", LOCALHOST),
         "GATEWAY_PORT": str(ports.gateway),
         "GATEWAY_TRITON_GRPC": f"{LOCALHOST}:{ports.triton_grpc}",

@@ -1,4 +1,7 @@
-"""Triton's shared memory regions, one or more per Python model instance."""
+"""Names and removal of Triton's shared memory files.
+
+Triton exchanges tensors with each instance of a Python model through one or more of these files.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ class StackOptions:
 
 
 class Stack:
-    """The running stack. A context manager that leaves no process, state or shared memory.
+    """The running stack, as a context manager that stops the servers when it exits.
+
+    At its exit it also removes `state.json` and the servers' shared memory files.
 
     Use this class in the main thread of a process without other threads or child processes.
     """
@@ -134,7 +136,9 @@ class Stack:
         )
 
     def start(self) -> StackState:
-        """Start the servers, and wait until the gateway is ready. Write the state, and return it.
+        """Start the servers, and wait until the gateway is ready.
+
+        Write the servers' addresses and process ids to `state.json`, and return them.
 
         Raises StackError, with the end of the log, if a server ends or is not ready in time.
         """
@@ -181,7 +185,9 @@ class Stack:
             self._pause()
 
     def _model_died(self) -> bool:
-        """Return True if a model's process has died. Triton's readiness does not show this.
+        """Return True if the process of a Python model has died.
+
+        Triton's readiness endpoint still reports ready in this case.
 
         Only child processes of Triton with the name `MODEL_PROCESS` count. Processes that a model
         starts do not count. A process that Triton has just forked does not have the name yet.

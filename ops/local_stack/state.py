@@ -53,7 +53,8 @@ class StackState:
 def admin_key(state_dir: Path) -> str:
     """Return the gateway's admin key: GATEWAY_ADMIN_KEY if set, else the key in the state folder.
 
-    If there is no key, it is generated. Only the owner can read the file `admin_key`.
+    If there is no key, it is generated. The key is stored in the folder's file `admin_key`, which
+    only the owner can read.
     """
     path = state_dir / ADMIN_KEY_FILE
     key = os.environ.get("GATEWAY_ADMIN_KEY")

@@ -63,7 +63,8 @@ class _StopFlag:
 def up(options: StackOptions, wanted: RequestedPorts) -> int:
     """Run the stack. Return the exit code: 0 after a signal, 1 if it cannot start or continue.
 
-    No process remains. Only the line `ready: URL` is written to stdout.
+    When the function returns, all processes of the stack have ended. Only the line `ready: URL` is
+    written to stdout.
     """
     # Restrict the servers' files to the owner: Redis' data and Triton's logs may contain prompts.
     os.umask(OWNER_ONLY_UMASK)

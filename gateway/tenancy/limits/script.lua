@@ -1,38 +1,51 @@
--- The limits of one tenant. KEYS[1] is a hash:
---   r:<second>   requests that were reported as used in that second of Redis' clock
---   t:<second>   tokens
---   g:<gateway>  what one gateway process may use, in the order of FIELDS below
---   w            until when, in ms, nobody gets spare units, as somebody was refused for them
--- KEYS[2] is given for budgets alone, and never expires: what makes room takes other keys first.
---   d:<day>      tokens used in that day of Redis' clock, in UTC, counted from 1970
---   m:<day>      tokens used in the month that begins with that day
---   h:<gateway>  "<tokens granted> <lease's end in ms> <tokens reported>" of one gateway process
--- A field of another form is left alone and not counted: others may write here, too.
+-- Counts the usage of one tenant's limits, and admits or refuses the first waiting request of a
+-- gateway process. The script grants units to the process. A unit is a request, a token or a slot
+-- (a request that runs now; called a place in FIELDS). With spare units, a process admits requests
+-- without a call of this script.
+-- KEYS[1] is a hash:
+--   r:<second>   number of requests that were reported as used in this second of Redis' clock
+--   t:<second>   number of tokens that were reported as used in this second
+--   g:<gateway>  units that are granted to one gateway process, as numbers in the order of FIELDS
+--   w            time in ms until which no gateway gets spare units, because a request was refused
+-- KEYS[2] is given only if the tenant has budgets. It never expires, so that Redis evicts keys that
+-- expire before it evicts this key. It is a hash:
+--   d:<day>      tokens used in this day of Redis' clock, in UTC. Days are counted from 1970.
+--   m:<day>      tokens used in the month that begins with this day
+--   h:<gateway>  "<tokens granted> <end of the lease in ms> <tokens reported>" of a process
+-- A field of another form is not counted and not changed, because another program may have written
+-- it.
 --
--- Units are requests, tokens and places, in this order in each list. All that a gateway is granted
--- counts as used now, for as long as its lease lasts. What it reports as used counts in the second
--- of the report, which is that of its use or a later one. So no 60 seconds have more than a limit.
--- The lease of a gateway that died becomes usage of the second in which it ends.
+-- Lists of units have the order requests, tokens, slots. All units that are granted to a gateway
+-- count as used until its lease ends. Usage counts in the second in which the gateway reports it,
+-- which is never before the second of the use. The usage in 60 seconds therefore never exceeds a
+-- limit. When the lease of a dead gateway ends, its granted units count as used in that second.
 --
--- ARGV[1] is JSON, one gateway's whole state. Whatever it had spare and does not `keep`, it gave up:
---   gateway, lease_ms
---   call      grows with each call. An older call than the last one is ignored.
---   used      requests and tokens since the gateway began. Reported twice or late, a total is
---             counted once. `known` are those of the last answer, where the field is gone.
---   held      tokens and places of running requests
---   keep      spare units that it may be using meanwhile
---   limits    { code, limit, wanted by the first request that waits, or -1 }...
---   queued    units that further requests wait for: granted as far as they fit
---   wish      spare units that it has use for: granted within a share of what is free
---   floor     fewer spare units than this are of no use
---   spent, spent_known   with KEYS[2]: as used and known, for the budgets with these `codes`
--- Answer: { refused (which of the limits; 0 none), wait_ms, now_ms, fields of another form,
---           1 if returns of spare units could let the refused one in,
---           (granted now, share that one gateway may have spare) of each unit,
---           (used, held, reset_ms) of each limit, with all that was granted,
---           and with KEYS[2] counted now, (used, reset_ms) of each budget }
+-- ARGV[1] is a JSON object with the complete state of one gateway process. The process gives back
+-- all its spare units that are not in `keep`.
+--   gateway   name of the process
+--   lease_ms  duration of the lease
+--   call      number of the call. A call with a lower number than an earlier call is ignored.
+--   used      requests and tokens that the process has used since its start. Because these are
+--             totals, usage that is reported twice or late is counted once.
+--   known     value of `used` in the last answered call. Needed if Redis has lost g:<gateway>.
+--   held      units of running requests
+--   keep      spare units that the process may use until it gets the answer
+--   limits    for each limit: { code, limit, units that the first waiting request needs, or -1 }
+--   queued    units that the other waiting requests need. They are granted as far as they are free.
+--   wish      spare units that the process wants. They are granted up to a share of the free units.
+--   floor     minimum number of spare units: fewer are not granted, because they would be useless
+--   spent, spent_known   with KEYS[2]: like `used` and `known`, for tokens of budgets
+--   codes     with KEYS[2]: the letters of the tenant's budgets (d for a day, m for a month)
+-- The answer is a list of numbers:
+--   number of the limit that refuses the request (from 1; 0 if none), wait_ms, now_ms, number of
+--   fields of another form, and 1 if the request could be admitted if gateways gave back their
+--   spare units
+--   for each kind of unit: newly granted units, and maximum of spare units of one gateway
+--   for each limit: used units including all granted units, held units, reset_ms
+--   with KEYS[2]: number of tokens that this call has counted, and for each budget: used, reset_ms
 local WINDOW, BUSY, NEVER, EXPIRE = 60, 1000, -1, 180
--- A gateway may have one in so many of the free units spare, and nothing for a while after a refusal.
+-- A gateway may have 1 / SHARES of the free units as spare units, and no spare units within
+-- WITHHELD_MS after a refusal.
 local SHARES, WITHHELD_MS = 16, 1000
 local FIELDS = { 'ends', 'call', 'requests', 'tokens', 'places', 'spare_requests',
   'spare_tokens', 'spare_places', 'used_requests', 'used_tokens' }
@@ -49,12 +62,13 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- Whether this is a whole number that no sum of a few makes inexact.
+-- Returns true if `digits` is an integer that is small enough for exact sums of a few such numbers.
 local function fits(digits)
   return digits and #digits <= 15 and string.match(digits, '^%d+$')
 end
 
--- Return nil for a value of another form.
+-- Returns the numbers in a value of g:<gateway>, by their names in FIELDS. Returns nil if the value
+-- has another form.
 local function record_of(value)
   local record, n = {}, 0
   for digits in string.gmatch(value, '%S+') do
@@ -65,7 +79,7 @@ local function record_of(value)
   return n == #FIELDS and record or nil
 end
 
--- What was used, by second and in all.
+-- Used requests and tokens in total and by second, and the last second in which any were used.
 local sums, buckets, newest = { r = 0, t = 0 }, { r = {}, t = {} }, {}
 
 local function add(code, at, count)
@@ -117,15 +131,18 @@ used = { math.max(ask.used[REQUESTS], used[REQUESTS]), math.max(ask.used[TOKENS]
 local granted = {}
 for unit = 1, 3 do granted[unit] = ask.held[unit] + ask.keep[unit] end
 
-local book  -- of budgets
+local book  -- usage of the budgets; nil without KEYS[2]
 if KEYS[2] then
-  -- How long a gateway's field is kept after its lease: it says what was reported.
+  -- Time for which the field h:<gateway> is kept after its lease has ended. With the field, tokens
+  -- that the gateway reports again are not counted again.
   local KEPT_MS = 3600000
   local field_of_mine = 'h:' .. ask.gateway
   book = { held = 0, reported = ask.spent_known, used = {}, from = {}, to = {} }
 
-  -- The first day of a day's month, until February 2100. Years begin in March, four of them with
-  -- that of 1968, 671 days before 1970; five months from March on always have 153 days.
+  -- Returns the first day of the month in which a day lies. Days are counted from 1970. The result
+  -- is right until February 2100. In this calculation, a year begins in March, and a leap day is
+  -- the last day of its year. Years are counted in groups of four from March 1968, 671 days before
+  -- 1970. From March on, five months always have 153 days.
   local function month_of(day)
     local of_four = (day + 671) % 1461
     local of_year = of_four - 365 * math.min(3, math.floor(of_four / 365))
@@ -152,7 +169,7 @@ if KEYS[2] then
     redis.call('HSET', KEYS[2], field_of_mine, value)
   end
 
-  -- Counts what this gateway has spent and not reported before.
+  -- Adds the tokens that this gateway has spent since its last report to the usage of each budget.
   local function report()
     local new = math.max(0, ask.spent - book.reported)
     book.report = { new }
@@ -194,13 +211,13 @@ local function gone(at)
   return (at + WINDOW + 1) * 1000 - now
 end
 
--- Until a request may pass that wants so much more than there is room for.
+-- Returns the ms until a request can be admitted that needs `excess` more units than are free.
 local function wait(code, excess)
   for at = second - WINDOW, newest[code] or 0 do
     excess = excess - (buckets[code][at] or 0)
     if excess <= 0 then return gone(at) end
   end
-  return BUSY  -- the rest is what gateways are granted
+  return BUSY  -- the other units are granted to gateways, for an unknown time
 end
 
 local function counted(code)
@@ -268,7 +285,8 @@ for unit = 1, 3 do
   answer[#answer + 1] = share
 end
 if granted[1] + granted[2] + granted[3] > 0 then
-  -- A gateway that finds much room reports in a moment what it was given back: it may all be spare.
+  -- If many units are free (`calm`), the gateway soon returns units that finished requests did not
+  -- need. All its granted tokens and slots may therefore become spare.
   local returned = calm and granted or unused
   redis.call('HSET', key, own, table.concat({ whole(ends), whole(ask.call), whole(granted[1]),
     whole(granted[2]), whole(granted[3]), whole(unused[1]), whole(returned[2]), whole(returned[3]),

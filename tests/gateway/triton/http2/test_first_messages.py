@@ -307,7 +307,7 @@ async def test_batches_that_are_delivered_in_time_are_never_late() -> None:
 
 
 async def test_messages_wait_since_their_connection_paused_reading() -> None:
-    """They may have been in the socket since then, so they are late sooner than they seem."""
+    """Messages may have been in the socket since then, so they are late sooner than they seem."""
     with Turns() as turns:
         clock = Clock(turns, 0.001, 0.00002)
         queue = DeliveryQueue(clock)
