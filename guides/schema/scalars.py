@@ -124,9 +124,9 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
     if highs:
         found["maximum"] = min(highs)
     if found.get("minimum", 0) <= found.get("maximum", math.inf):
-        # Drop bounds at or outside the limits of double precision. Clients with double precision cannot read
-        # larger integers exactly. The library zod writes such bounds for each integer, and a
-        # compiler would take 50 ms for each pair of bounds.
+        # Drop bounds at or outside the limits of double precision: clients with double precision
+        # cannot read larger integers exactly. The library zod writes such bounds for each integer,
+        # and a compiler would take 50 ms for each pair of bounds.
         if found.get("minimum", 0) <= -_MAX_SAFE_INTEGER:
             del found["minimum"]
         if found.get("maximum", 0) >= _MAX_SAFE_INTEGER:
