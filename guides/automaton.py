@@ -205,7 +205,10 @@ class _Automaton:
         before: list[int] = []
         begins = True
         for number in range(1, count + 1):
+            positions = len(self.characters)
             each = self._once(node)
+            if len(self.characters) == positions:  # further copies would not add any, either
+                return _Fragment()
             self._connect(before, each.first)
             if begins:
                 found.first = found.first + each.first
@@ -367,6 +370,7 @@ def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
     """
     rules: dict[str, list[list[_Node]]] = {"": [[]]}
     groups = [rules[""]]
+    size = 1  # number of nodes that a repetition after them applies to
     for kind, text in parts:
         sequence = groups[-1][-1]
         if kind == "defines":
@@ -383,14 +387,21 @@ def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
         elif kind == "or":
             groups[-1].append([])
         elif kind in ("sign", "times"):
+            if size != 1:
+                start = len(sequence) - size
+                sequence[start:] = [_Node(alternatives=[sequence[start:]])]
             if sequence:
                 _repeat(sequence, text)
         elif kind == "name":
             sequence.append(_Node(name=text))
         elif kind == "string":
-            sequence += [_Node(bits=bits) for bits, _ in _characters(text[1:-1])]
+            nodes = [_Node(bits=bits) for bits, _ in _characters(text[1:-1])]
+            sequence += nodes
+            size = len(nodes)
+            continue
         elif is_ebnf or text not in ("^", "$"):
             sequence.append(_Node(bits=_class(text, is_ebnf=is_ebnf)))
+        size = 1
     return rules
 
 

@@ -9,6 +9,7 @@ second is the estimated CPU time that xgrammar needs for the guide (`guides.rele
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -82,9 +83,10 @@ def _check_cost(kind: Kind, text: str, costs: Costs) -> None:
 
 
 def _too_slow(cost: float, of_it: str, advice: str) -> ValueError:
-    # Write three significant digits, because an estimate just above the limit must not look equal
-    # to the limit.
-    seconds = f"about {cost / 1e6:#.3g} s" if cost < 1e7 else "more than 10 s"
+    # Round up: an estimate just above the limit must not look equal to the limit.
+    seconds = f"about {math.ceil(cost / 1e3) / 1e3:.3f} s" if cost < 1e7 else "more than 10 s"
+    if cost == math.inf:  # the estimate was ended
+        seconds = "more than 1 s"
     return ValueError(
         f"it would take xgrammar {seconds} to compile{of_it}; allowed: {MAX_COST_US / 1e6:.2f} s; "
         f"{advice}"
@@ -151,7 +153,7 @@ def _weight_of_parts(parts: Iterator[Part]) -> int:
         elif kind == "times":
             counts = re.findall(r"\d+", text)
             if max(map(len, counts)) > len(str(MAX_WEIGHT)):
-                raise _too_large("far more")
+                raise _too_large(f"more than {MAX_WEIGHT}")
             times = max(1, *map(int, counts))
             groups[-1] += last * (times - 1)
             last *= times

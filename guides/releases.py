@@ -38,8 +38,8 @@ class Costs:
         item: cost of each item in an array's minItems or maxItems, whichever is larger.
         max_items: upper bound of the cost of one array's minItems and maxItems.
         digits: factor of the cost of number ranges.
-        format: cost of each string with a `format`.
-        formats: factor of the cost that a particular format, such as `email`, takes in addition.
+        format_us: cost of each string with a `format`.
+        format_factor: factor of the additional cost of particular formats, such as `email`.
         loop: factor for positions from which a token can reach several repetitions such as
             ``.{3,}``. Each repetition after the first adds `loop` times the position's cost.
         repeat: number of tries that are added to a position for each limited repetition that a
@@ -63,8 +63,8 @@ class Costs:
     item: float = 170
     max_items: float = 22_000
     digits: float = 1
-    formats: float = 1
-    format: float = 1_000
+    format_us: float = 1_000
+    format_factor: float = 1
     loop: float = 4
     repeat: float = 9
     classes: float = 1
@@ -98,8 +98,8 @@ _BY_RELEASE = (
             character=650,
             schema=12_000,
             digits=22,
-            formats=12,
-            format=60_000,
+            format_us=60_000,
+            format_factor=12,
             classes=2,
             merges=False,
         ),

@@ -16,7 +16,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from guides.kinds import Backend, Kind, Verdict
 from guides.limits import check, check_length
 from guides.reasons import NOTHING_FITS, reason
 from guides.releases import find_costs
-from guides.schema.enforcement import Bound, Enforcement
+from guides.schema.enforcement import Enforcement
 from guides.schema.keywords import pointer, step, subschemas
 from guides.schema.lengths import write_lengths
 from guides.schema.reading import Reader
@@ -94,20 +94,17 @@ class Checker:
         return Verdict(self._refusal(kind, text, backend), text)
 
     def _of_schema(self, schema: Any, backend: Backend, best_effort: Sequence[str]) -> Verdict:
-        enforcement = Enforcement(best_effort, self._costs)
-        text = self._written(schema, backend, enforcement)
-        refusal = self._refusal("json_schema", text, backend)
-        if refusal is not None and enforcement.bounds and backend == "xgrammar":
-            enforcement = self._lighten(schema, best_effort, sorted(enforcement.bounds)[::-1])
-            text = self._written(schema, backend, enforcement)
-            refusal = self._refusal("json_schema", text, backend)
-        if refusal is not None and best_effort:
-            # The schema still does not compile. Compile each regular expression separately, and
-            # leave out the expressions that do not compile.
-            enforcement = Enforcement(best_effort, self._costs, enforcement.bounds)
-            why_not = partial(self._refusal, "regex", backend=backend)
+        # If the schema does not compile, compile each regular expression separately, and leave out
+        # the expressions that do not compile.
+        for why_not in (_compiles, cache(partial(self._refusal, "regex", backend=backend))):
+            enforcement = Enforcement(best_effort, self._costs)
             text = self._written(schema, backend, enforcement, why_not)
+            if enforcement.bounds and not self._fits(text, backend):
+                enforcement = self._lighten(schema, backend, best_effort, enforcement, why_not)
+                text = self._written(schema, backend, enforcement, why_not)
             refusal = self._refusal("json_schema", text, backend)
+            if refusal is None or not best_effort:
+                break
         if refusal is not None:
             place, refusal = self._place(schema, backend, refusal)
             refusal = f"{place}: {refusal}"
@@ -116,27 +113,38 @@ class Checker:
         return Verdict(refusal, text, enforcement.left_out, enforcement.left_out_more)
 
     def _lighten(
-        self, schema: Any, best_effort: Sequence[str], heaviest: list[Bound]
+        self,
+        schema: Any,
+        backend: Backend,
+        best_effort: Sequence[str],
+        full: Enforcement,
+        why_not: WhyNot,
     ) -> Enforcement:
         """Return a policy that leaves out as few bounds as necessary to pass `guides.limits.check`.
 
-        `heaviest` has all bounds that may be left out, the most costly first. The first bounds of
-        this list are left out.
+        The most costly bounds of `full` are left out. A bound that occurs several times is compiled
+        once, but must be left out of each schema.
         """
+        heaviest = sorted(full.bounds)[::-1]
         fewest, most = 1, len(heaviest)
         for _ in range(_MAX_ESTIMATES):
             if fewest == most:
                 break
             count = (fewest + most) // 2
             found = Enforcement(best_effort, self._costs, frozenset(heaviest[:count]))
-            try:
-                text = self._written(schema, "xgrammar", found)
-                check("json_schema", text, "xgrammar", self._costs)
-            except ValueError:
-                fewest = count + 1
-            else:
+            if self._fits(self._written(schema, backend, found, why_not), backend):
                 most = count
+            else:
+                fewest = count + 1
         return Enforcement(best_effort, self._costs, frozenset(heaviest[:most]))
+
+    def _fits(self, text: str, backend: Backend) -> bool:
+        """Return True if a rewritten schema is within the limits."""
+        try:
+            check("json_schema", text, backend, self._costs)
+        except ValueError:
+            return False
+        return True
 
     def _written(
         self, schema: Any, backend: Backend, enforcement: Enforcement, why_not: WhyNot = _compiles

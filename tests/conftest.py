@@ -93,7 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Names in a test file that starts a server (even a scripted one in the test's process), or that has
 # slow tests.
 _STARTS = re.compile(
-    r"\b(?:stack|client|Up|subprocess|browser|playwright|triton_server|fake_triton|redis_server"
+    r"\b(?:stack|client|Up|Child|subprocess|browser|playwright|triton_server|fake_triton|redis_server"
     r"|redis_fleet|running_redis|running_sentinels|two_replicas|executor_client|xgrammar_wheels"
     r"|in_process|loop_gateway|mark\.slow|mark\.nightly)\b"
 )

@@ -33,7 +33,7 @@ _TENTHS_US, _FRACTIONS_US = 5_500, 10_000
 The first constant is for bounds with at most one decimal, the second for other bounds.
 """
 _FORMATS_US = {"ipv6": 31_000, "email": 14_000, "uri": 13_000, "hostname": 5_000, "uuid": 2_000}
-"""Microseconds to compile each string with this format, in addition to `Costs.format`."""
+"""Microseconds to compile each string with this format, in addition to `Costs.format_us`."""
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
 """Microseconds to compile a range of numbers. The index is the number of digits of the bound."""
 
@@ -144,7 +144,7 @@ def format_cost(schema: dict[str, Any], costs: Costs) -> float:
     """Return the microseconds to compile the `format` of a schema; 0 without a format."""
     if "format" not in schema:
         return 0
-    return _FORMATS_US.get(schema["format"], 0) * costs.formats + costs.format
+    return _FORMATS_US.get(schema["format"], 0) * costs.format_factor + costs.format_us
 
 
 def count_cost(schema: dict[str, Any], costs: Costs) -> float:

@@ -16,6 +16,10 @@ from guides.schema.costs import format_cost, length_cost, pattern_cost, range_co
 
 _MIN_COST_US = 1_000
 
+OnPart = Callable[[str, dict[str, Any], float], dict[str, Any]]
+"""Function of a subschema's JSON text, the subschema, and its cost in microseconds. It returns the
+schema to write instead."""
+
 
 def share(schema: Any, costs: Costs) -> Any:
     """Return a schema from `rewrite` in which equal costly subschemas are moved to definitions.
@@ -26,7 +30,7 @@ def share(schema: Any, costs: Costs) -> Any:
         return schema
     counts: Counter[str] = Counter()
 
-    def count(text: str, part: dict[str, Any]) -> dict[str, Any]:
+    def count(text: str, part: dict[str, Any], cost: float) -> dict[str, Any]:
         counts[text] += 1
         return part
 
@@ -35,8 +39,9 @@ def share(schema: Any, costs: Costs) -> Any:
     names: dict[str, str] = {}
     shared: dict[str, Any] = {}
 
-    def refer(text: str, part: dict[str, Any]) -> dict[str, Any]:
-        if counts[text] == 1:
+    def refer(text: str, part: dict[str, Any], cost: float) -> dict[str, Any]:
+        number = counts[text]
+        if (number - 1) * cost <= number**2 * costs.reference:
             return part
         if text not in names:
             name = f"shared_{len(names)}"
@@ -50,9 +55,7 @@ def share(schema: Any, costs: Costs) -> Any:
     return {**found, "$defs": {**found.get("$defs", {}), **shared}} if shared else found
 
 
-def _replace(
-    schema: Any, costs: Costs, on_part: Callable[[str, dict[str, Any]], dict[str, Any]]
-) -> Any:
+def _replace(schema: Any, costs: Costs, on_part: OnPart) -> Any:
     """Return the schema with each costly subschema replaced by the result of `on_part`.
 
     `on_part` gets the subschema's JSON text and the subschema.
@@ -78,9 +81,7 @@ def _replace(
     return found
 
 
-def _replaced_part(
-    part: Any, costs: Costs, on_part: Callable[[str, dict[str, Any]], dict[str, Any]]
-) -> Any:
+def _replaced_part(part: Any, costs: Costs, on_part: OnPart) -> Any:
     if not isinstance(part, dict):
         return part
     if "enum" in part or part.get("type") in ("string", "number", "integer"):
@@ -88,5 +89,5 @@ def _replaced_part(
         cost = range_cost(part, costs) + length_cost(part, costs)
         cost += len(text) * costs.character if "enum" in part else 0
         cost += pattern_cost(part.get("pattern"), costs) + format_cost(part, costs)
-        return on_part(text, part) if cost >= _MIN_COST_US else part
+        return on_part(text, part, cost) if cost >= _MIN_COST_US else part
     return _replace(part, costs, on_part)

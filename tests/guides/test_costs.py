@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from gateway.parsers.tools.forced import calls_guide
+from guides.automaton import cost_of
+from guides.ebnf import parts_of
+from guides.expressions import parts_of as parts_of_expression
 from guides.kinds import Kind
 from guides.limits import MAX_COST_US
 from guides.releases import find_costs
@@ -107,6 +110,10 @@ FAMILIES: dict[str, list[Guide]] = {
     "references": [
         ("ebnf_grammar", f"root ::= {'( r1 {3,} r1 * ) ' * n}\nr1 ::= [^a] [^a] [^a]")
         for n in (1, 3, 5, 9, 27)
+    ],
+    "optional strings": [("ebnf_grammar", "root ::= " + '"ab"? ' * n) for n in (10, 20, 50, 200)],
+    "counted strings": [
+        ("ebnf_grammar", f'root ::= "abababab"{{0,{n}}} [a-z]*') for n in (3, 10, 100, 3000)
     ],
     "repeated references": [
         ("ebnf_grammar", f"root ::= r1{{1,{n}}}\nr1 ::= [^a]") for n in (4, 10, 40, 200)
@@ -310,10 +317,43 @@ def test_wide_open_repetitions_in_a_row_are_refused_and_others_are_served() -> N
     assert Checker("0.1.25").verdict("regex", ".{3,}" * 7, "xgrammar").refusal is None
 
 
+def test_a_sign_after_a_string_repeats_all_of_it() -> None:
+    costs = find_costs("")
+    for text, group in (
+        ('"ab"?', '("ab")?'),
+        ('"abc"{0,9}', '("abc"){0,9}'),
+        ('[a-z] ""?', "[a-z]"),
+    ):
+        both = [
+            cost_of(parts_of(f"root ::= {each * 30}"), costs, is_ebnf=True)
+            for each in (f"{text} ", f"{group} ")
+        ]
+        assert both[0] == both[1], text
+
+
+def test_equal_formats_are_shared_only_where_references_are_cheaper() -> None:
+    kind, text = _object([{**STRING, "format": "date-time"}] * 170)
+    assert Checker().verdict(kind, text, "xgrammar").refusal is None
+
+
+def test_only_the_pattern_that_does_not_compile_is_left_out() -> None:
+    schemas = [
+        {**STRING, "pattern": r"^(x)\1$"},
+        {"type": "integer", "minimum": 0, "maximum": 99_999},
+        _length(10),
+    ]
+    verdict = Checker().verdict(*_object(schemas), "xgrammar", ["$"])
+    assert (verdict.refusal, verdict.left_out) == (None, ("$.properties.p0.pattern",))
+
+
+def test_copies_of_nothing_take_no_time() -> None:
+    assert cost_of(parts_of_expression("((){99999}){99999}"), find_costs("")) == 0
+
+
 def test_an_error_says_what_is_too_large_and_what_is_allowed() -> None:
     refusal = Checker().verdict(*_object([_length(900)]), "xgrammar").refusal
     assert refusal == (
-        "$.properties.p0: it would take xgrammar about 4.32 s to compile, 100% of it for lengths "
+        "$.properties.p0: it would take xgrammar about 4.321 s to compile, 100% of it for lengths "
         "of strings; allowed: 0.25 s; use smaller or equal values of minLength and maxLength, or "
         "none"
     )

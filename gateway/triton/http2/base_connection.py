@@ -51,6 +51,9 @@ class BaseConnection(asyncio.Protocol):
         self._read_at = 0.0
         self._can_gather = False
         self._gathering: asyncio.TimerHandle | None = None
+        # Time of the last large read, after which reading was paused, until the next read. What
+        # that read returns may have waited in the socket since then.
+        self._paused_since: float | None = None
         # Number of tasks that wait in `RpcCall.read`, for example for the first message of a
         # stream.
         self._waits = 0
@@ -130,6 +133,7 @@ class BaseConnection(asyncio.Protocol):
             data = self._rest + data
         try:
             self._rest = data[self._consume(data) :]
+            self._paused_since = self._deliveries.now() if large else None
             if large:
                 self._deliveries.call_after(self._resume_reading)
         except ConnectionFault as fault:

@@ -268,7 +268,7 @@ class Http2Connection(BaseConnection):
         if self._window < _LOW_WINDOW_BYTES:
             self._renew_window()
         if arrived := self.arrived:
-            self._deliveries.add(arrived)
+            self._deliveries.add(arrived, self._paused_since)
             arrived.clear()
         if len(receiving) >= _MIN_STREAMS_TO_GATHER:
             self._gather(end)

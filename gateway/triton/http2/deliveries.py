@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -59,15 +58,13 @@ class DeliveryQueue:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.waits = 0
         """Number of tasks that wait for a message, on all connections together."""
-        self._due: deque[Receiver | _Callback] = deque()
+        self._due: deque[tuple[float, Receiver | _Callback]] = deque()
+        """Deliveries, each with the time since which its messages have waited."""
         self._clock = clock
-        self._oldest = self._ran_at = self._released = 0.0
-        """Times at which the messages now being delivered were read, of the end of the last
-        deliveries, and of the end of the last hold."""
+        self._ran_at = self._released = 0.0
+        """Times of the end of the last deliveries, and of the end of the last hold."""
         self._age_s = 0.0
         """Seconds that the oldest message had waited when the last deliveries began."""
-        self._paused_at: float | None = None
-        """Time at which the connection that reads next paused reading; None if it did not."""
         self._is_overloaded: Callable[[], bool] = lambda: False
         self._hold: asyncio.TimerHandle | None = None
         self._hold_reads = 0
@@ -79,8 +76,11 @@ class DeliveryQueue:
         """
         self._is_overloaded = is_overloaded
 
-    def add(self, calls: Sequence[Receiver]) -> None:
+    def add(self, calls: Sequence[Receiver], since: float | None = None) -> None:
         """Deliver the messages of `calls` now if there are few calls, otherwise in later turns.
+
+        `since` is the time, as returned by `now`, since which the messages may have waited in the
+        socket. The default is the time of this call.
 
         Later deliveries keep the order in which they were added. If tasks wait in `read`, their
         calls are delivered now in any case. This is cheap, because it only wakes the task.
@@ -95,18 +95,14 @@ class DeliveryQueue:
             for call in calls:
                 if call.is_awaited:
                     call.deliver()
-        now = self._clock()
         if not due:
             loop = asyncio.get_running_loop()
             if holds:
                 self._hold, self._hold_reads = loop.call_later(_HOLD_S, self._run), 0
             else:
                 loop.call_soon(self._run)
-        # Messages that come after a pause of reading may have waited in the socket since then.
-        read_at = now if self._paused_at is None else self._paused_at
-        self._paused_at = None
-        due.append(_Callback(partial(self._reach, read_at)))
-        due.extend(calls)
+        read_at = self._clock() if since is None else since
+        due.extend([(read_at, call) for call in calls])
 
     def call_after(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a later turn, after all deliveries that were added before.
@@ -123,7 +119,7 @@ class DeliveryQueue:
             self._hold.cancel()
             loop.call_soon(self._run)
         if self._due:
-            self._due.append(_Callback(partial(self._resume, callback, self._clock())))
+            self._due.append((self._clock(), _Callback(callback)))
         else:
             loop.call_soon(callback)
 
@@ -141,26 +137,22 @@ class DeliveryQueue:
         if self._hold is not None:
             # Messages that were held on purpose are not late.
             self._hold, self._released = None, began
+        self._age_s = began - max(due[0][0], self._released) if due else 0.0
         try:
             for _ in range(min(len(due), self._per_turn)):
-                due.popleft().deliver()
-            self._age_s = began - max(self._oldest, self._released) if due else 0.0
+                due.popleft()[1].deliver()
             if self._age_s > _LATE_S:
                 end = began + _LATE_SHARE * min(began - self._ran_at, _MAX_REST_S)
                 while due and self._clock() < end:
-                    due.popleft().deliver()
+                    due.popleft()[1].deliver()
         finally:
             self._ran_at = self._clock()
             if due:
                 asyncio.get_running_loop().call_soon(self._run)
 
-    def _reach(self, read_at: float) -> None:
-        """Record that the messages that were read at `read_at` are delivered from now on."""
-        self._oldest = read_at
-
-    def _resume(self, callback: Callable[[], object], paused_at: float) -> None:
-        self._paused_at = paused_at
-        callback()
+    def now(self) -> float:
+        """Return the time in seconds, by the queue's clock."""
+        return self._clock()
 
 
 class _Callback:

@@ -311,17 +311,48 @@ async def test_messages_wait_since_their_connection_paused_reading() -> None:
     with Turns() as turns:
         clock = Clock(turns, 0.001, 0.00002)
         queue = DeliveryQueue(clock)
+        loop = asyncio.get_running_loop()
+        paused_at = queue.now()
 
         def read() -> None:
-            queue.add([Delivery(turns, clock.delivered) for _ in range(1000)])
+            queue.add([Delivery(turns, clock.delivered) for _ in range(1000)], paused_at)
 
         queue.add([Delivery(turns, clock.delivered) for _ in range(160)])
-        loop = asyncio.get_running_loop()
         queue.call_after(lambda: loop.call_soon(read))  # 10 iterations later
         while not queue.is_late:
             await asyncio.sleep(0)
         assert len(clock.delivered) > 160
         assert clock() < 0.03
+
+
+async def test_a_pause_counts_for_the_next_read_of_its_connection_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, since = Server(silence), list[float | None]()
+    add = DeliveryQueue.add
+
+    def record(queue: DeliveryQueue, calls: Any, paused_at: float | None = None) -> None:
+        since.append(paused_at)
+        add(queue, calls, paused_at)
+
+    monkeypatch.setattr(DeliveryQueue, "add", record)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, STREAMS)
+        got = Counter[int]()
+
+        def take(number: int) -> bool:
+            got[number] += 1
+            return True
+
+        async with feeding(calls, take):
+            send_together(server.peers[0], calls, bytes(8000))  # several large reads
+            await until(lambda: got.total() == STREAMS)
+            assert since[0] is None
+            assert any(paused_at is not None for paused_at in since)
+            for number in (1, 2):
+                send_together(server.peers[0], calls[:1])
+                await until(lambda number=number: got.total() == STREAMS + number)
+            assert since[-1] is None
 
 
 async def test_messages_wait_for_others_of_their_stream_while_requests_are_refused() -> None:
