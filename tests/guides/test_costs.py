@@ -81,6 +81,10 @@ FAMILIES: dict[str, list[Guide]] = {
     "lengths from some on": [
         _object([{**_length(100), "minLength": n}]) for n in (1, 10, 20, 28, 80, 99)
     ],
+    "decimals": [
+        _object([{"type": "number", "minimum": round(i / 10, 1), "maximum": 9.9} for i in range(n)])
+        for n in (5, 10, 60)
+    ],
     "formats": [
         _object([{"anyOf": [{**STRING, "format": f}, {"type": "null"}]} for f in FORMATS] * n)
         for n in (1, 40, 700)

@@ -39,6 +39,11 @@ def test_a_steady_load_is_known_for_what_it_is(places: int, frees: int, at_most:
     assert 1 <= pace.freed_per_s(places, now) / (places / 5.0) <= at_most
 
 
+def test_after_eight_releases_nothing_is_assumed_any_more() -> None:
+    pace, now = _pace(0.1, 8, 8)
+    assert pace.freed_per_s(8, now) >= 8 / 0.1
+
+
 def test_nothing_is_known_of_few() -> None:
     pace, _ = _pace(5.0, 1, 7)
     assert not pace.is_known

@@ -1,4 +1,4 @@
-"""The budget of active adapters: who gets a slot, who waits, and that no slot is lost."""
+"""Budget of active adapters: order of the grants, waiting requests, and that no slot is lost."""
 
 from __future__ import annotations
 
