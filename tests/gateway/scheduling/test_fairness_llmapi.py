@@ -35,6 +35,7 @@ async def test_a_flood_that_fills_the_engine_leaves_a_place_to_another_tenant(
         "config": write_config(tmp_path / "c.yaml", *tenants, admin_keys=[key_hash(ADMIN)]),
         "tokenizer_dir": MODEL,
         "max_seq_len": 2 * ENDLESS,
+        "refuse_early": False,  # all of the flood waits
     }
     with serving(tmp_path) as triton:
         async with (
