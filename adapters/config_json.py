@@ -18,10 +18,10 @@ _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """A file or one of its fields is invalid. `field` is "" if the complete file is invalid.
+    """A file is invalid, or one of its fields. `field` is "" if no single field is the cause.
 
-    By default the message ends with "found ...; allowed: ...". If the argument `says` is given, the
-    message ends with this text instead.
+    The message begins with the path and the field. It continues with "found ...; allowed: ...", or
+    with the argument `says` if this argument is given.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def _why_missing(path: Path, reason: str) -> str:
 def read_config(folder: Path) -> Section:
     """Read ``folder/config.json``.
 
-    Raise ConfigMissing if the file cannot be read, ConfigError if it is not a JSON object.
+    Raise ConfigMissing if the file cannot be read. Raise ConfigError if it is not a JSON object.
     """
     path = folder / FILE
     try:

@@ -5,9 +5,9 @@ For each tensor name, the parser returns the LoRA module, and whether the tensor
 PEFT names a tensor ``base_model.model.PATH.lora_A.weight``. Other programs omit the prefix
 ``base_model.model``, append the adapter's name to `lora_A`, or leave the names of training wrappers
 such as `_orig_mod` in the path. TensorRT-LLM's converter accepts all these variants, because it
-searches only for ``.layers.N.``. This module accepts the same variants, but refuses an unknown
-prefix before the layers. Behind such a prefix, the layers may belong to a vision or audio encoder
-instead of the text model.
+searches only for ``.layers.N.``. This module accepts the same variants. Unlike the converter, it
+refuses a path with an unknown prefix before the layers: these layers may belong to a vision or
+audio encoder instead of the text model.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class LoraKey:
     """A parsed tensor name.
 
     Attributes:
-        path: path of the module, as the families in `adapters.modules` name it.
+        path: path of the module in the Hugging Face model, without PEFT's prefix and wrappers.
         location: position of the module in the model.
         side: "A" or "B".
         adapter: the adapter's name, if the tensor name contains it behind `lora_A` or `lora_B`,
             else "".
-        spellings: the paths with which the keys of `rank_pattern` and `alpha_pattern` are compared.
-            For a tensor name in PEFT's own format, this is the single path that PEFT uses. For
-            other tensor names, these are all paths that PEFT may have used.
+        spellings: paths of the module to which the keys of `rank_pattern` and `alpha_pattern` may
+            refer. A tensor name in PEFT's own format has one such path. For other tensor names,
+            the prefix and the wrappers may or may not be a part of the path.
     """
 
     path: str
@@ -74,8 +74,8 @@ class LoraKey:
 class LoraModule:
     """A LoRA module of an adapter.
 
-    `keys` maps "A" and "B" to the names of the module's two tensors. `spellings` has the
-    `LoraKey.spellings` of both tensors.
+    `keys` maps "A" and "B" to the names of the module's two tensors. `spellings` combines the
+    `LoraKey.spellings` of these two names.
     """
 
     location: ModuleLocation
@@ -91,9 +91,10 @@ def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
     Raises:
         LayerOutOfRange: the model does not have the layer or the expert.
         UnsupportedEngine: the model's architecture is unknown.
-        UnsupportedFeature: the name has another format, or tensors belong to two adapters.
+        UnsupportedFeature: a name is not that of a LoRA tensor, or the tensors belong to several
+            adapters.
         UnsupportedModule: the module is not in the model's layers.
-        CorruptFile: one tensor has two names.
+        CorruptFile: two names mean the same tensor, for example with and without PEFT's prefix.
         TooLarge: a name is too long.
     """
     layout = family(base)
@@ -178,13 +179,14 @@ def _unknown(module: str, layout: Family) -> UnsupportedModule:
 
 
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
-    """Return all paths that keys of `rank_pattern` may use for the module with the path `raw`.
+    """Return all paths that keys of `rank_pattern` may use for the module of a tensor.
 
-    `bare` is `raw` without the names of training wrappers. `path` is the path that the model family
-    uses. If the tensor name has PEFT's format, it contains exactly the path that PEFT compares with
-    the keys of `rank_pattern`, and only this path is returned. For any other tensor name, the
-    author may have written the keys with or without the prefix and the wrappers. In this case all
-    these paths are returned.
+    If the tensor name has PEFT's format, it contains the path that PEFT compares with the keys.
+    Only this path is returned. For any other tensor name, the adapter's author may have written the
+    keys with or without the prefix and the wrappers, so all these paths are returned.
+
+    `raw` has the parts of the module's path in the tensor name. `bare` has the same parts without
+    the names of training wrappers. `path` is the path in the Hugging Face model.
     """
     start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
     given = raw[start + 2 :]

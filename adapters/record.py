@@ -8,9 +8,9 @@ copies converge in any order of merging:
   higher life wins. Within one life, a removed copy wins. An old copy can therefore never restore a
   removed adapter.
 - Within a life, versions are only added, so the merged record has the versions of both copies.
-- The served version, and the history of served versions, come from the copy with the later change
-  (by `revision`, then by `updated`).
-- `declared` comes from the copy in which its `revision` is higher.
+- The served version, and the history of served versions, come from the copy with the later last
+  change: the copy with the higher `revision`, or with the higher `updated` for equal revisions.
+- `declared` comes from the copy with the higher `declared.revision`.
 
 See decision 022 in docs/decisions.
 """
@@ -61,7 +61,7 @@ def check_name(name: str) -> str:
 def selector(name: str, digest: str) -> str:
     """Return ``NAME@DIGEST``, the model name that selects this version.
 
-    Unlike ``NAME``, it selects the same version after a rollback.
+    Unlike ``NAME``, this name selects the same version even after a rollback.
     """
     return f"{name}@{digest[:SHORT_DIGEST]}"
 
@@ -153,8 +153,8 @@ class Version:
 class DeclaredContent(NamedTuple):
     """The version that the configuration file last specified for a name.
 
-    `digest` is the version's digest. `revision` is the `Record.revision` of the change with which
-    a gateway recorded this specification.
+    `digest` is the version's digest. `revision` is the value of `Record.revision` after a gateway
+    has stored the digest here.
     """
 
     revision: int
@@ -169,13 +169,15 @@ class Record:
         life: number that grows when a removed name is added again.
         revision: number of changes of the name, over all its lives.
         updated: time of the last change, in seconds since 1970.
-        served: digest of the version that is served under the name; "" if the name is removed.
+        served: digest of the version that requests for the name get; "" if the name is removed.
         versions: all versions, sorted by `created`; empty if the name is removed.
         declared: the version that the configuration file last specified. None if the file never
-            specified the name, or if only older gateways, which lack this field, wrote the record.
-        before: digests of the versions that were served earlier, the latest last. Each digest
-            occurs once. None if the name is removed, or if an older gateway, which lacks this
-            field, made the last change.
+            specified the name, or if the record comes from gateways of older releases, which do
+            not have this field.
+        before: digests of the versions that were served earlier, in this order, without
+            repetitions. A rollback removes the versions that were served after its target. None if
+            the name is removed, or if the last change was made by a gateway of an older release,
+            which does not have this field.
     """
 
     name: str
@@ -230,7 +232,10 @@ class Record:
         return replace(changed, before=earlier[: earlier.index(digest)])
 
     def find(self, digest: str) -> Version:
-        """Return the version whose digest begins with `digest`. Raises `UnknownVersion`."""
+        """Return the version whose digest begins with `digest`.
+
+        Raise `UnknownVersion` if there is no such version, or more than one.
+        """
         found = [version for version in self.versions if version.digest.startswith(digest)]
         if len(found) != 1 or not digest:
             known = ", ".join(version.short_digest for version in self.versions)
@@ -267,7 +272,8 @@ def merge(one: Record, other: Record) -> Record:
 
 
 def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
-    # If both copies have the same last change, prefer the copy with a history of served versions.
+    # Compare the last changes of two copies: the larger tuple wins. If the copies differ only in
+    # `before`, the copy that has a `before` wins.
     before = record.before
     return record.revision, record.updated, record.served, before is not None, before or ()
 

@@ -1,11 +1,11 @@
 """Benchmark of a new request's first-token latency while other streams are running.
 
-The part also measures the CPU time of the other streams' tokens. Each of these streams receives one
-token every 20 ms. A window has two phases. In the first phase, only these streams run, and the CPU
-time per token is measured. In the second phase, a client also sends requests for one token on a
-persistent connection. It pauses for 20 ms after each response, because requests without a pause
-would keep the server's core busy. The windows of the servers alternate. The CPU time of two servers
-is compared in each pair of neighbouring windows, and the table shows the median of these ratios.
+The other streams receive one token every 20 ms. A measurement window has two phases. In the first
+phase, only these streams run, and the server's CPU time per token is measured. In the second phase,
+a client also sends requests for one token on a persistent connection, and measures the latency. The
+client pauses for 20 ms after each response, because requests without a pause would keep the
+server's core busy. The windows of two servers alternate. Each pair of windows gives a ratio of the
+servers' CPU times, and the table shows the median ratio.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Figures:
 def beside(bench: Bench) -> list[dict[str, Any]]:
     """Return the table's rows: one for each server with each number of streams.
 
-    The servers are the gateway and the other project's gateway SMG, if SMG can be installed.
+    The servers are this project's gateway and, if it can be installed, the gateway SMG.
     """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
@@ -63,8 +63,8 @@ def beside(bench: Bench) -> list[dict[str, Any]]:
 def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
     """Measure `servers` in alternating windows, and return the table's rows.
 
-    Each ratio compares a server's CPU time per token with that of the last server. Raises
-    Unmeasured if a request failed.
+    A row has the ratio of the server's CPU time per token to that of the last server in `servers`.
+    Raises Unmeasured if a request failed.
     """
     counts = QUICK_STREAMS if bench.quick else STREAMS
     figures = {server.name: {count: _Figures() for count in counts} for server in servers}
@@ -84,7 +84,8 @@ def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
 def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> None:
     ramp_s = streams / _STREAMS_PER_SECOND
     begin = time.monotonic() + ramp_s + _SETTLE_S
-    # Measure a long window, because CPU times have a resolution of 10 ms.
+    # Measure the CPU time for `bench.seconds`, because the operating system counts it in steps of
+    # 10 ms.
     middle = begin + (bench.seconds if streams else 0.0)
     end = middle + _WARM_S + bench.seconds / 2
     paced = Load(

@@ -52,9 +52,9 @@ _PARTS = {
     "loop and HTTP parser": ("loop.", "parser."),
     "pydantic, orjson": ("_pydantic_core", "orjson"),
 }
-"""Filename prefixes of the libraries of each component, which is a column of the table.
+"""Filename prefixes of libraries, by the table's column that counts their instructions.
 
-Instructions in files with other names are in the column `other`.
+The column `other` counts the instructions in files with other names.
 """
 _TEXT = b"~"  # text of `upstream.TOKEN`
 _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
@@ -148,9 +148,10 @@ class _Counter:
         on_token: Callable[[], None] | None = None,
         at_least_s: float = 0.0,
     ) -> Counter[str]:
-        """Send the request `times` times on each connection, and return the instructions by column.
+        """Send the request `times` times on each connection, and count the gateway's instructions.
 
-        The instructions that an idle gateway executes in the same time are subtracted.
+        Return the counts by column of the table. The instructions that an idle gateway executes in
+        the same time are subtracted.
         """
         self._control("-z")
         began = time.monotonic()
@@ -213,10 +214,9 @@ def _row(what: str, found: Counter[str], times: int) -> dict[str, Any]:
 def _by_part(dump: Path) -> Counter[str]:
     """Return the instructions in one callgrind file, by column of the table.
 
-    The format is described in the Valgrind manual, "Callgrind Format Specification". A line `ob=`
-    names the library of the lines after it, which have a position and a number of instructions. The
-    line after `calls=` has the instructions of the called function. It is skipped, because the
-    function has its own lines.
+    The Valgrind manual describes the format ("Callgrind Format Specification"). A line of digits
+    has a position and a number of instructions. It belongs to the library in the last line `ob=`.
+    The line after a line `calls=` repeats the instructions of the called function, and is skipped.
     """
     names: dict[str, str] = {}
     found: Counter[str] = Counter()

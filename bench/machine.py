@@ -85,7 +85,7 @@ def describe() -> dict[str, str]:
 
 
 class Others:
-    """CPU use since the object was created by processes that do not belong to the benchmark."""
+    """CPU use by processes that do not belong to the benchmark, since this object was created."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

@@ -33,7 +33,7 @@ _CANARY_TIMEOUT_S = 5.0
 _LEAD_S = 2.5
 """Seconds between the start of a receiving process and the window.
 
-They are enough for the process to start on a busy machine.
+The process starts within this time even on a busy machine.
 """
 _STREAMS_PER_SECOND = 500
 TOKENS_FOR_EVER = 500_000
@@ -239,7 +239,7 @@ def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Wi
     finally:
         process.kill()
         process.wait()
-    # Parse only the last line: the grpc library may have printed messages before.
+    # Parse only the last line of the output: the grpc library may have printed messages before it.
     last = (output.splitlines() or [""])[-1]
     found = json.loads(last) if last.startswith("{") else {}
     if not found.get("messages"):

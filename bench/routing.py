@@ -10,9 +10,10 @@ use one of 50 adapters. A turn is sent after a time for reading the previous ans
 Tritons run the demo model on the CPU executor. Their KV caches reuse blocks as TensorRT-LLM does.
 The caches are too small for all conversations of the trace.
 
-Policies: `known` is the gateway's own, which estimates the contents of the caches. `affinity`
-ignores caches, and sends prompts with equal beginnings to the same replica. `round robin` ignores
-caches and prompts. Each policy starts with fresh processes and replays the same trace. The order of
+Policies: `known` is the policy of the released gateway, which estimates the contents of the caches.
+`affinity` sends prompts with equal beginnings to the same replica, without such an estimate. `round
+robin` ignores the prompts, too. Each policy starts with fresh processes and replays the same trace.
+The order of
 the policies is reversed after each round. The prompts of each run begin with a unique name, so no
 run can use the cache of another run.
 """
@@ -79,7 +80,7 @@ class CacheUse:
 
 
 def trace(seed: int, conversations: int, each_s: float) -> list[TracedConversation]:
-    """Return random conversations. On average, one starts every `each_s` seconds."""
+    """Return random conversations. The mean time between the starts of two is `each_s` seconds."""
     rng = random.Random(seed)
 
     def words(least: int, most: int) -> str:

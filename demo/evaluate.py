@@ -2,8 +2,8 @@
 
 ``python -m demo.evaluate`` reads the float16 weights and computes in float32. An answer is right if
 the model's most likely token is the expected token at every position, including the end token.
-Greedy decoding then returns exactly this answer. The second figure is the probability of the
-complete answer, which is its frequency when sampling at temperature 1.
+Greedy decoding then returns exactly this answer. The table's last column is the mean probability of
+a right answer when sampling at temperature 1.
 """
 
 import argparse

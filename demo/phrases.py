@@ -49,7 +49,7 @@ HELD_OUT_CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
     "zh": ("请告诉我{c}的首都是哪里。", "我想知道{c}的首都叫什么。"),
     "ja": ("{c}の首都はどこか教えてください。", "{c}の首都がどこか知りたいです。"),
 }  # fmt: skip
-# Questions about the capitals of two countries. Below, follow-up questions about another country.
+# Questions about the capitals of two countries.
 PAIR_QUESTIONS = {
     "en": ("What is the capital of {c} and {d}?", "What are the capitals of {c} and {d}?",
            "Tell me the capitals of {c} and {d}.", "Name the capitals of {c} and {d}."),

@@ -107,7 +107,9 @@ class Service:
 
     @property
     def warning(self) -> str | None:
-        """Warnings about the models of ready replicas and about guessed settings; None if none.
+        """Warnings about the models of ready replicas and about guessed settings, as one text.
+
+        None if there are no warnings.
 
         Raise EngineUnavailable if no replica is ready.
         """
@@ -126,10 +128,10 @@ class Service:
         return find_shortfalls(self.adapters.disks.placement, self.list_disks())
 
     def get_placement(self, weights: str) -> dict[str, str]:
-        """Return where an adapter's weights are: their state on each replica's disk, by endpoint.
+        """Return the state of an adapter version on each replica's disk, by the replica's endpoint.
 
-        Only replicas that read adapters from their disks are included. `weights` is the name of the
-        weights.
+        Only replicas that read adapters from their disks are included. `weights` is the digest of
+        the version's weights. `Placement.state` defines the states.
         """
         return {
             endpoint: self.adapters.disks.placement.state(weights, endpoint)
@@ -138,7 +140,7 @@ class Service:
         }
 
     def list_disks(self) -> dict[str, bool]:
-        """Return a value for each replica's endpoint.
+        """Return (endpoint, True or False) of each replica, as a dict.
 
         The value is True if the replica is ready and reads adapters from its disk.
         """
@@ -188,7 +190,10 @@ class Service:
             self.failed.set()
 
     async def _reconcile_replicas(self) -> None:
-        """Apply configuration changes to the replicas and grant free slots, until cancelled."""
+        """Apply configuration changes to the replicas. Run until cancelled.
+
+        Also grant slots that have become free to queued requests.
+        """
         while True:
             try:
                 targets = list_targets(self.settings, self.configuration.current)

@@ -1,10 +1,11 @@
 """Creation of redis-py clients for one server, for servers with sentinels, and for a cluster.
 
-The three types of clients accept the same commands if each command has only one key. Clients do not
-retry commands: only the caller knows if a command may be repeated when its answer was lost.
+The three types of clients accept the same commands, as long as each command has only one key.
+Clients do not retry commands. If the answer to a command was lost, only the caller knows if the
+command may be repeated.
 
-redis-py takes 9 MiB of memory with its own imports. `load` imports it at the first use, so a
-gateway without Redis saves this memory.
+Importing redis-py, with all modules that it imports, takes 9 MiB of memory. `load` imports it at
+the first use, so a gateway without Redis saves this memory.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
 
@@ -67,8 +68,8 @@ def connect(
 ) -> Any:
     """Return a redis-py client that several threads may use.
 
-    The client of a cluster requests the list of servers now, so redis-py's errors may be raised.
-    The other clients connect with their first command.
+    For a cluster, this function already connects, to read the list of the cluster's servers. It
+    raises redis-py's error if this fails. The other clients connect with their first command.
 
     Args:
         url: the server, the sentinels or the cluster.
@@ -81,8 +82,8 @@ def connect(
     server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
-    # Use the type Any: depending on the release, redis-py's annotations also allow strings or
-    # awaitables as results, which these clients never return.
+    # The returned client has the type Any. In some releases, redis-py's annotations say that a
+    # command may also return a string or an awaitable. These clients' commands never do this.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -142,10 +143,10 @@ def server_of(client: Any, key: str) -> Any:
 
 
 def channel_url(url: RedisUrl, client: Any) -> str:
-    """Return the URL of a server to which the caller can connect to subscribe to pub/sub channels.
+    """Return the URL of a server on which the caller can subscribe to pub/sub channels.
 
-    In a cluster, this is a random server, because servers forward all published messages to each
-    other. With sentinels, this function asks them for the current address of the master.
+    In a cluster, this is a random server, because the servers forward all published messages to
+    each other. With sentinels, this function asks the sentinels for the master's current address.
     """
     if url.kind == "server":
         return with_memory_files(url.server)

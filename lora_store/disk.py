@@ -2,11 +2,12 @@
 
 ``versions/ab/<digest>.lora``  one immutable version in the format of `lora_store.codec`
 ``names/<name>.json``          one record (`adapters.record`) with its checksum
-``quarantine/``                copies that failed verification, for inspection
-``lock``                       held (flock) while records are changed
+``quarantine/``                damaged files of versions and records, for inspection
+``lock``                       held (flock) while records are changed or versions are deleted
 
-Each file is written under a temporary name, synced and then renamed, so no file is incomplete.
-Files are read, not memory-mapped, so a later change of a file does not affect data in memory.
+Each file is written under a temporary name, synced and then renamed. Readers therefore never find
+an incomplete file. Files are read, not memory-mapped. A later change of a file therefore does not
+affect data that was read before.
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ class Disk:
         Return True if the version was deleted.
         """
         path = self._version_path(digest)
-        # Hold the lock during the check and the deletion. A concurrent put then either renews the
-        # file's time before the check, or runs later and writes the deleted version again.
+        # Hold the lock during the check and the deletion. A concurrent `put` can renew the file's
+        # mtime only before the check, which prevents the deletion, or after the deletion. In the
+        # second case, `put` finds no file and writes the version again.
         with self.lock(), contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime <= time.time() - older_than_s:
                 path.unlink()
@@ -150,9 +152,9 @@ class Disk:
         return False
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
-        """Return the digests of the versions on this disk that were not stored recently.
+        """Return the digests of the versions on this disk, except recently stored versions.
 
-        Such a version was last stored at least `older_than_s` seconds ago.
+        Omit a version if it was last stored less than `older_than_s` seconds ago.
         """
         limit = time.time() - older_than_s
         found = set()
@@ -195,15 +197,16 @@ class Disk:
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         write_durably(path, [content])
-        # Remove an unreadable record of the same name from quarantine. Ignore an error: the new
-        # record is stored, and the leftover file only delays the deletion of unused versions.
+        # The new record replaces an unreadable record of the same name, so remove that file from
+        # quarantine. Ignore an error: the file only prevents the deletion of unused versions.
         with contextlib.suppress(OSError):
             (self._quarantine / path.name).unlink(missing_ok=True)
 
     def names_changed(self) -> _Identity:
-        """Return the identity of the folder of records.
+        """Return (inode, size, mtime) of the folder of records.
 
-        It changes when any process writes a record, so callers poll it to detect changed records.
+        The mtime changes when any process writes a record. Callers poll this method, and compare
+        the result with the previous result to detect changed records.
         """
         return _identity(self._names.stat())
 
@@ -245,15 +248,15 @@ class Disk:
         target = self._quarantine / path.name
         try:
             path.replace(target)
-            # Another process may have replaced the damaged file by an undamaged one before it was
-            # moved. In this case, move the file back.
+            # Another process may have replaced the damaged file by an undamaged file just before
+            # `path.replace`. In this case, move the undamaged file back.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
         except FileNotFoundError:
             pass
         except OSError:
-            # The disk is probably read-only. Record that there is a bad file, and continue to read
-            # the other files.
+            # The disk is probably read-only, so the damaged file remains in its folder. Remember
+            # this for `has_bad_records`, and continue to read the other files.
             self._has_unmovable_file = True
 
 

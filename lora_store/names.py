@@ -1,8 +1,8 @@
 """Functions that merge the adapter records on disk and in Redis, and that change a record.
 
-The argument `known` has the records in this process' memory, which are merged, too. They may be
-newer than both copies: if the disk was full when Redis stored a change, and Redis has then lost its
-data, only the memory still has the change. The functions block on I/O.
+The argument `known` has the records in this process' memory, which are merged, too. They may have a
+change that is missing on disk and in Redis. This happens if the disk was full when Redis stored the
+change, and Redis has lost its data since. The functions block on I/O.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class SyncResult:
 
     Attributes:
         records: the merged records, by name.
-        position: (epoch, revision) of Redis' records before merging, which `RedisTier.position`
-            describes; None without Redis.
-        unwritten: errors by name, for records that could not be written to this disk.
+        position: the result of `RedisTier.position` before merging; None without Redis.
+        unwritten: records that could not be written to this disk: the error, by name.
         unreadable: names of records in Redis that this release cannot parse.
-        unshared: names of records that Redis lacks, because Redis refuses writes now.
+        unshared: names of records that are missing or old in Redis, because Redis refused writes.
         refusal: the error with which Redis refused writes; None if Redis did not refuse writes.
     """
 
@@ -49,8 +48,8 @@ class ChangeResult:
     Attributes:
         record: the changed record.
         shared: True if Redis has the changed record.
-        redis_error: error after which it is unknown if Redis has the changed record, or None.
-        disk_error: error because of which this disk does not have the changed record, or None.
+        redis_error: error of Redis, if it is unknown whether Redis stored the record; else None.
+        disk_error: error of this disk, if the disk could not store the record; else None.
     """
 
     record: Record

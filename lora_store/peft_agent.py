@@ -1,11 +1,13 @@
-"""Agent: a process on a Triton's machine that copies adapter versions from Redis to its disk.
+"""Agent process that copies adapter versions from Redis to the disk of a Triton server's machine.
 
-Some engines read adapters from the disk of their machine. The agent writes the adapters there, and
-reports through Redis which adapters the disk has, so that gateways can use them. The agent connects
-only to Redis, where it reads the adapters and the dimensions of the base model. If Redis loses its
-data, gateways store them again. Requests of clients do not influence the agent. While Redis is
-down, or has just lost its data, the agent leaves the disk unchanged, and engines still read
-adapters from the disk.
+Some engines read adapters from the disk of their machine. The agent writes the adapters to this
+disk, and reports through Redis which adapters the disk has. Gateways read the reports before they
+use the adapters.
+
+The agent connects only to Redis, and reads the adapters and the dimensions of the base model from
+Redis. Requests of clients do not influence the agent. While Redis is down, the agent leaves the
+disk unchanged, and engines still read adapters from the disk. If Redis loses its data, gateways
+store the data again. Until then, the agent removes nothing.
 
 See decision 030 in docs/decisions.
 """
@@ -33,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 BEAT_S = 2.0
 _POLL_INTERVAL_S = 0.5
 # Seconds after the agent's start, and after an outage or data loss of Redis, in which the agent
-# removes nothing: gateways may not have stored their reports and records in Redis again yet.
+# removes nothing. Gateways store their reports and records in Redis again during this time.
 _SETTLE_S = 30.0
 _FORGET_S = 3600.0
 
@@ -68,9 +70,9 @@ class Agent:
                 the gateways' configuration.
             path: path of the folder in the replicas' file system.
             max_bytes: maximum size of the folder in bytes.
-            grace_s: seconds for which a version remains after the last record that refers to it has
-                gone. Also the seconds after which a gateway that sends no reports is ignored.
-            settle_s: seconds after a start or outage in which nothing is removed.
+            grace_s: seconds for which a version stays on the disk when no record lists it any
+                longer. Also the seconds without reports after which a gateway is ignored.
+            settle_s: seconds in which nothing is removed, after a start or an outage of Redis.
             limits: largest rank and LoRA modules that the engine supports; None if unknown.
         """
         self._folders = folders
@@ -95,7 +97,7 @@ class Agent:
         self._publish_lock = threading.Lock()
 
     def run(self, ended: threading.Event) -> None:
-        """Run until `ended` is set. The files remain on the disk, and engines may use them."""
+        """Run until `ended` is set. Leave the files on the disk, because engines may use them."""
         waited = False
         while not self._folders.take():
             if not waited:
@@ -167,8 +169,9 @@ class Agent:
     def _is_unused(self, digest: str, revision: int) -> bool:
         """Return True if no gateway uses or will use a version on this agent's replicas.
 
-        This is sure if each gateway has read the agent's report number `revision`, which says that
-        the version is no longer available, and no gateway reports the version as in use.
+        The agent's report number `revision` says that the version is no longer available. A gateway
+        that has read this report starts no more requests with the version. The result is True if
+        each gateway has read the report, and none reports a running request with the version.
         """
         for named in self._gateways.recent().values():
             boot, seen = named.seen.get(self._id, ("", 0))

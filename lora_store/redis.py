@@ -3,15 +3,16 @@
 All keys begin with a prefix. Each command uses one key, so the keys may be on different servers of
 a cluster:
 
-``<prefix>:version:<digest>``    "<size> <chunk size> <time put>"; exists only when all chunks do
+``<prefix>:version:<digest>``    "<size> <chunk size> <time of storage>"; written after the chunks
 ``<prefix>:version:<digest>:N``  chunk N of the encoded version (`lora_store.codec`)
+``<prefix>:filling:<digest>``    exists while a gateway stores the version (`RedisTier.claim`)
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
 ``@revision`` grows by a random step with each change of a record. ``@epoch`` is a random value that
 is set when the hash is created. Readers poll both values. If one of them has changed, the reader
-reads all records again. In this way, a reader also detects that the notice of a change was lost,
-that Redis has lost all data, or that a failover has led to a server without the last changes.
+reads all records again. Polling also detects a change whose notice was lost, a loss of all data in
+Redis, and a failover to a server without the last changes.
 
 See decision 078 in docs/decisions.
 """
@@ -63,9 +64,10 @@ _RESERVED_FRACTION = 0.05
 _MAX_STEP = 2**20  # maximum of the random step by which the revision grows
 # Seconds without a message after which a listener pings the server.
 _LISTEN_CHECK_S = 2.0
-# Lua script that stores a record if the stored record is still the expected one. The record is
-# written in the last step. If an earlier step fails, for example because the user may not publish,
-# Redis does not undo the steps before it, but the record is unchanged.
+# Lua script that stores a record if the stored record is still the expected one. The last command
+# writes the record. An earlier command may fail, for example because the Redis user has no
+# permission for PUBLISH. In this case, Redis does not undo the previous commands, but the record is
+# unchanged.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
@@ -86,8 +88,8 @@ class RedisSettings:
     Attributes:
         url: a URL in a format that `lora_store.redis_url` describes.
         prefix: prefix of all keys.
-        ttl_s: time in seconds after which an unused version expires; None for no expiry, so that
-            only Redis' memory policy removes versions. Records never expire.
+        ttl_s: time in seconds after which an unused version expires; None for no expiry. Redis'
+            eviction policy may also remove versions. Records never expire.
         timeout_s: timeout of each connect and each command, in seconds.
     """
 
@@ -149,9 +151,9 @@ class RedisTier:
     def fetch(self, digest: str) -> Iterator[bytes] | None:
         """Return an iterator over the chunks of a version. Return None if Redis lacks the version.
 
-        The iterator raises `StoreError` if Redis has removed a chunk because its memory was full.
-        It then also deletes the version's main key, so that Redis lacks the version from then on.
-        The iterator raises `CorruptBlob` if a chunk has a wrong length.
+        If a chunk is missing, for example because Redis' memory was full, the iterator raises
+        `StoreError`. Before that, it deletes the key ``<prefix>:version:<digest>``, so the version
+        no longer exists in Redis. If a chunk has a wrong length, the iterator raises `CorruptBlob`.
         """
         with self._use() as client:
             description = self._description(client, digest)
@@ -184,9 +186,9 @@ class RedisTier:
                 client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
-        """Return the digests of the versions in Redis that were not stored recently.
+        """Return the digests of the versions in Redis, except recently stored versions.
 
-        Such a version was last stored at least `older_than_s` seconds ago.
+        Omit a version if it was last stored less than `older_than_s` seconds ago.
         """
         limit = time.time() - older_than_s
         found: list[str] = []
@@ -207,9 +209,9 @@ class RedisTier:
     def _descriptions(
         self, client: Any, digests: Sequence[str]
     ) -> Iterator[tuple[str, VersionDescription]]:
-        """Yield (digest, description) of each version that Redis has.
+        """Yield a digest and its `VersionDescription` for each version that Redis has.
 
-        One round trip reads many descriptions.
+        The descriptions are read in batches, with one round trip per batch.
         """
         for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
             some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
@@ -273,7 +275,7 @@ class RedisTier:
     # Records.
 
     def position(self) -> Position:
-        """Return (epoch, revision) of the records, which differ after any change of a record.
+        """Return (epoch, revision) of the records. Each change of a record changes the revision.
 
         Return (None, None) if Redis has no records.
         """
@@ -287,10 +289,10 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return all records, and the result of `position` just before they were read.
+        """Return (position, records by name). The position was read before the records.
 
-        The result is (position, records by name). To save time, a record is not parsed if its bytes
-        are the same as at the last call, or if they equal the record of this name in `known`.
+        To save time, a record is not parsed again if its bytes are the same as at the last call, or
+        if they equal the record of the same name in `known`.
         """
         with self._use() as client:
             position = self._position(client)
@@ -340,8 +342,8 @@ class RedisTier:
     async def listen(self) -> AsyncGenerator[str, None]:
         """Yield each new message of the channel. Raise `StoreError` if the connection fails.
 
-        Also raise `StoreError` if `Primary` has created a new client: this client may use another
-        server, so the caller must listen there.
+        Also raise `StoreError` if `Primary` has created a new client. The new client may use
+        another server, so the caller must call `listen` again, which connects to that server.
         """
         with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)

@@ -29,8 +29,8 @@ _REFILL_POLL_S = 0.05
 # Interval at which the request to store the version in Redis is repeated. A gateway that has the
 # version may not have been connected to Redis at the first request.
 _WANT_INTERVAL_S = 0.5
-# Maximum number of concurrent reads of versions from disk, each of which may take half a second of
-# CPU. `Link` has more threads, so reads of records need not wait for reads of versions.
+# Maximum number of versions that are read from disk at the same time. One read may take half a
+# second of CPU. `Link` has more threads, so reads of records need not wait for reads of versions.
 _MAX_DISK_READS = 2
 _MAX_LOGGED_VERSIONS = 3  # maximum number of digests in a log line
 
@@ -53,7 +53,8 @@ class Versions:
         """Return a version from memory, disk or Redis. Concurrent callers share one read.
 
         If the version is in memory but its file on disk has changed, the file is read and verified
-        at once: a damaged file can be repaired while memory still has the version.
+        at once. If the file is damaged, it is restored from memory, as long as memory has the
+        version.
         """
         stored = self._memory.get(digest)
         if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
@@ -99,12 +100,12 @@ class Versions:
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
-        """Send the versions that Redis lacks to Redis.
+        """Send to Redis the versions in `digests` that Redis lacks, and versions not sent before.
 
-        These are the versions in `digests`, and the versions that could not be sent before. If
-        Redis refuses writes, the remaining versions are sent later. If Redis has no free memory, it
-        would have to remove other versions. The remaining versions are then sent only when a
-        gateway requests them. Raise `StoreUnavailable` if Redis becomes unavailable.
+        If Redis refuses writes, the remaining versions are sent later. If Redis has no more free
+        memory, the remaining versions are not sent, because Redis would remove other versions. They
+        are sent when a gateway requests them. Raise `StoreUnavailable` if Redis becomes
+        unavailable.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
@@ -256,8 +257,8 @@ class Versions:
 
         Raises:
             StoreUnavailable: Redis is down.
-            WritesRefused: Redis refuses writes. Usually, Redis already refuses the claim, before
-                this method has read the version from the disk.
+            WritesRefused: Redis refuses writes. Usually, Redis already refuses the first write,
+                which is the claim (`RedisTier.claim`), before the version is read from the disk.
         """
         try:
             # Do not claim a version that is not on this disk: the claim would prevent gateways that

@@ -1,8 +1,8 @@
 """Renderer of the GPT model repository, which corresponds to `all_models/gpt` of upstream.
 
 The repository has neither in-flight batching nor streaming. Its model `tensorrt_llm` runs one
-static batch after another, and sends complete responses. All placeholders in the templates in `gpt`
-are string values, because every version of upstream's `fill_template.py` can fill string values.
+static batch after another, and sends complete responses. In the templates in `gpt`, placeholders
+stand only for string values. Every version of upstream's `fill_template.py` can fill these.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,15 @@
 """The parameters of the inflight_batcher_llm templates, with their types and allowed values.
 
 Names, mandatory flags and allowed values are those of tensorrtllm_backend v0.17 and v0.19. They
-were taken from its files `docs/model_config.md` and `tools/fill_template.py`. The releases are the
-template sets in `triton_repo.releases`; V0_20 has the same parameters as V0_19. All template sets
-have the parameters of guided decoding, although upstream added guided decoding in v0.19 and its
-backend llguidance later.
+were taken from its files `docs/model_config.md` and `tools/fill_template.py`. `Parameter.releases`
+names the template sets in `triton_repo.releases` that have the parameter. V0_20 has the same
+parameters as V0_19. All template sets have the parameters of guided decoding, although upstream
+added guided decoding in v0.19 and its backend llguidance later.
 
 Two parameters exist only in this project:
 - `lora_weights_data_type` is the data type of LoRA weights. The templates contain float16, like
-  upstream's, and `render` replaces it. Users of upstream's templates must edit three files.
+  upstream's, and `render` writes the parameter's value instead. With upstream's own templates,
+  users must edit three files to change the data type.
 - `trust_remote_code` allows code in a tokenizer's folder to run. Upstream's models always run such
   code.
 """
@@ -88,8 +89,8 @@ def text() -> ParameterKind:
 def is_boolean(kind: ParameterKind) -> bool:
     """Return True if `kind` is the type of boolean parameters.
 
-    Checks of existing files need this: `triton_repo.booleans` lists the words that each model
-    accepts as a boolean.
+    The check of existing files (`ops.deployment.check_values`) does not use `kind.write` for
+    boolean parameters, because some models also accept other words (`triton_repo.booleans`).
     """
     return kind.allowed == _BOOLEAN
 

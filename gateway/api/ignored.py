@@ -28,9 +28,10 @@ def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
 
 
 def format_names(names: Iterable[str], more: int = 0) -> str:
-    """Return the header's value: distinct names, comma-separated, and `and N more` if it is cut.
+    """Return the header's value: the distinct names, separated by commas.
 
-    The value is visible ASCII and spaces, of at most `MAX_HEADER_CHARS` characters.
+    If not all names fit or `more` is not 0, the value ends with `and N more`. The value consists of
+    visible ASCII and spaces, and has at most `MAX_HEADER_CHARS` characters.
     """
     distinct = list(dict.fromkeys(names))
     size, shown = 0, list[str]()

@@ -141,8 +141,8 @@ async def prepare_request(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # Opening the account is the last step that may fail, because the caller closes the account. If
-    # a later step failed, the account would stay open.
+    # The caller closes the account. If a step after this call failed, the caller would get no
+    # account and could not close it. So open the account as the last step that may fail.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -168,8 +168,8 @@ async def prepare_request(
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """Return a permit to load and upload `nbytes` of adapter weights.
 
-    The permit waits for a share of the upload budget. The share is at most the largest one that a
-    tenant may have: otherwise an adapter of more bytes would wait forever.
+    The permit waits for `nbytes` of the upload budget. If a tenant can never get so many bytes, it
+    waits for the maximum that a tenant can get. Otherwise a large adapter would wait forever.
     """
     budget = service.upload_budget
     cost = min(nbytes, budget.max_cost() or nbytes)

@@ -3,9 +3,9 @@
 There is one mapping for each endpoint. Its keys are the other endpoints' parameters, its values are
 the parameters to use instead.
 
-Each key is also in `parameter_table`, `renamed_parameters` or a request's fields. So the key is
-never accepted as an unknown parameter. A key that is a path, such as `a.b`, also applies to
-parameters that `renamed_parameters` converts to that path.
+The settings may allow unknown parameters. A key must not count as unknown, so each key is also in
+`parameter_table`, in `renamed_parameters` or in a request's fields. A key that is a path, such as
+`a.b`, also applies to parameters that `renamed_parameters` converts to that path.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ def by_type(
     """Return a pydantic discriminator that chooses a union's branch by an object's `type`.
 
     Args:
-        tags: the tag for each type. Any other type gets the tag `[other]`. Tags have brackets, so
-            that `gateway.api.validation.get_path` can remove them from the path of an error.
-        untyped: the type to assume for an object without a `type`.
+        tags: maps each value of `type` to the tag of a branch. Any other `type` gets the tag
+            `[other]`. Tags have brackets, so that `gateway.api.validation.get_path` can remove them
+            from the path of an error.
+        untyped: the `type` of an object that has none.
         expected: the allowed types, as text for the error message; None if the union has a branch
             with the tag `[other]`.
     """

@@ -53,10 +53,10 @@ class AdapterAdmin:
     """Administration of the adapters in a catalog. Use it as an async context manager.
 
     Attributes:
-        fit: checks if the adapters fit the engines, and returns warnings.
-        sources: fetches adapter files from folders, servers and buckets.
-        refused: for each refused adapter of GATEWAY_ADAPTERS, the reason for the refusal.
-        declared_dir: folder of `DeclaredAdapters`, with its lock file and its status file.
+        fit: object whose method `warnings` checks if the adapters fit the engines.
+        sources: object that fetches adapter files from folders, servers and buckets.
+        refused: reason for each refused adapter of GATEWAY_ADAPTERS, by the adapter's name.
+        declared_dir: folder of the lock file and the status file of `DeclaredAdapters`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AdapterAdmin:
             adapters: the catalog.
             converter: converts adapters to the engines' format.
             prompts: checks chat templates.
-            fit: returns the warnings to log after a change.
+            fit: returns the warnings to log after an adapter version was added.
             is_taken: returns True if a name belongs to an embedding or ranking model.
         """
         self._settings = settings
@@ -109,9 +109,9 @@ class AdapterAdmin:
     async def register_configured(self) -> None:
         """Add the adapters of the setting GATEWAY_ADAPTERS.
 
-        Skip an adapter if one of its versions already has the same weights and chat template.
-        Otherwise, a restart of the gateway would undo a rollback. Log refused adapters, and record
-        them in `refused`.
+        Skip an adapter if one of its versions already has the same weights and chat template. The
+        operator may have rolled back from this version, and a restart of the gateway must not serve
+        it again. Log refused adapters, and store the reasons in `refused`.
         """
         for name, folder in self._settings.adapters.items():
             try:
@@ -141,16 +141,16 @@ class AdapterAdmin:
     ) -> AddedVersion:
         """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
 
-        Raise a subclass of AdapterError if the adapter is refused.
+        Raise a subclass of AdapterError if the adapter is invalid or does not fit the base model.
 
         Args:
             name: the adapter's name.
             base: name or alias of the adapter's base model.
             folder: folder with the adapter's files.
-            source: description of the adapter's origin, for the record.
+            source: description of the adapter's origin, which is stored in the registry.
             within: folder in which all files must be, also the targets of symbolic links; None
                 skips this check.
-            added_by: description of who adds the adapter, for the record.
+            added_by: description of who adds the adapter, which is stored in the registry.
         """
         (converted, notes), template = await self._convert_with_template(folder, within)
         added = (name, base, converted, source, template, added_by)
@@ -161,13 +161,13 @@ class AdapterAdmin:
 
         Change nothing if the files have the same content as at the last call for this name. A
         rollback by the operator therefore remains in force. Raise a subclass of AdapterError if the
-        adapter is refused.
+        adapter is invalid or does not fit the base model.
 
         Args:
             name: the adapter's name.
             folder: folder with the adapter's files.
             within: folder in which all files must be, also the targets of symbolic links.
-            source: description of the adapter's origin, for the record.
+            source: description of the adapter's origin, which is stored in the registry.
         """
         base = self._settings.model_name
         self.check(name, base)
@@ -259,8 +259,8 @@ class AdapterAdmin:
 async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
     """Return a context manager that checks on exit that the adapter's files are unchanged.
 
-    Raise `SourceUnavailable` if a file has changed since the context was entered. Some files were
-    then read before the change and others after it, so they may not belong together.
+    Raise `SourceUnavailable` if a file has changed since the context was entered. The caller reads
+    the files within the context, and may have read old and new files that do not belong together.
     """
     before = await asyncio.to_thread(stamp_of, folder)
     yield

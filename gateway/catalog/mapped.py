@@ -75,7 +75,8 @@ class MappedModels:
     def refuse(self, name: str) -> None:
         """Raise InvalidRequest if `name` is an embedding or ranking model.
 
-        Call this in endpoints that these models do not serve. The error names the right endpoint.
+        Endpoints that generate text call this method. The error names the endpoint that serves the
+        model.
         """
         found = self._models.get(name)
         if found is not None:

@@ -62,7 +62,7 @@ class Placement:
         self._lacks = lacks
 
     def wake(self) -> None:
-        """Wake all requests in `wait_for_poll`. They then look for a replica with their version."""
+        """Wake all requests in `wait_for_poll`, which look for a replica with their version."""
         self._polled.set()
         self._polled = asyncio.Event()
 
@@ -71,9 +71,9 @@ class Placement:
         return VersionFolders(self, digest)
 
     def in_use(self) -> dict[str, frozenset[str]]:
-        """Return the versions in use: for each version's digest, the addresses of replicas.
+        """Return the addresses of the replicas on which a version is in use, by version digest.
 
-        A version is in use on a replica while a request with the version runs there.
+        A version is in use on a replica while the replica runs a request with this version.
         """
         found: dict[str, set[str]] = {}
         for address, digest in self._in_use:

@@ -10,8 +10,8 @@ from gateway.catalog.placement import Placement, address_of
 
 log = logging.getLogger(__name__)
 
-# Seconds for which a problem must last before it is logged. An agent that has just started has
-# reported by then.
+# Seconds for which a problem must last before it is logged. Within this time, an agent that has
+# just started sends its first report.
 _LOG_AFTER_S = 15.0
 
 

@@ -28,8 +28,8 @@ class LimitKind(NamedTuple):
     """Unit and period of a limit.
 
     Attributes:
-        code: letter that stands for the limit in Redis: the first letter of its hash fields. The
-            script `script.lua` knows the period of the limit by this letter.
+        code: letter that identifies the limit in Redis. The names of its hash fields begin with
+            this letter, and `script.lua` derives the limit's period from it.
         counts: unit that the limit counts.
         budget: True if the period is a calendar day or month in UTC. Other limits apply to the last
             minute, or to the requests that run now.

@@ -55,7 +55,8 @@ class Feed:
     async def follow(self) -> AsyncGenerator[bytes]:
         """Yield server-sent events for one reader: first a snapshot, then changes.
 
-        The caller must request the next event only after the last event was sent.
+        The caller must request the next event only after the last event was sent. A slow reader
+        then gets fewer and larger changes.
         """
         shown = await self.latest()
         yield _frame_event("state", shown.number, shown.text)

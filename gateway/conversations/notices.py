@@ -4,8 +4,8 @@ Without these notices, a gateway might upload a deleted record from its disk to 
 notices are in these keys of Redis:
 
 ``conversations:{.TENANT}:gone``  stream of one tenant's notices. Field `i` is the id of a deleted
-                                record, field `u` the id of an evicted group. The script put.lua
-                                adds a notice in the same run in which it deletes the record.
+                                record, field `u` the id of an evicted conversation or response. The
+                                script put.lua deletes a record and adds its notice in the same run.
 ``conversations:{all}:gone``      sorted set of the tenants that have notices, by the time of their
                                 last notice
 ``conversations:{all}:deleted``   stream of all tenants' notices, written by older releases only
@@ -64,7 +64,7 @@ def announce(client: Any, tenant: str, ttl_ms: int) -> None:
 
 
 class NoticeReader:
-    """Reader of the notices of all tenants. It remembers the last notice read from each stream.
+    """Reader of the notices of all tenants. Each `read` continues after the last read notices.
 
     Use this from one thread at a time. The streams are read in round-robin order, so a tenant with
     many notices does not delay the notices of other tenants.

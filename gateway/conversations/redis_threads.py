@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 _MAX_THREADS = 4
 _RECOVERY_S = 10.0
-"""Seconds after which a failure is no longer reported to operators, if Redis accepts writes.
+"""Maximum seconds after its last occurrence for which a failure is reported to operators.
 
-If the failure occurs again, the time starts anew.
+A successful call of the same type ends the report earlier. While Redis accepts no writes, the
+report does not end.
 """
 
 
@@ -101,8 +102,8 @@ class RedisThreads:
         result = await self._run(
             lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
         )
-        # Two polls may run at the same time, and the later one may finish first. Do not replace its
-        # state with this older state. A full Redis returns no state: `since` is then 0.
+        # Do not replace a newer state: two polls may run at the same time, and the poll that began
+        # later may finish first. Also ignore the state if `since` is 0, because Redis is full.
         if result.state.since and result.state.seen > self.state.seen:
             self.state = result.state
         self.is_up = True

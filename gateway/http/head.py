@@ -1,9 +1,9 @@
 """Checks of request headers against HTTP request smuggling.
 
-A proxy in front of the gateway and the gateway could read ambiguous headers differently. They could
-then disagree on where a request ends or who sent it (RFC 9112, 11.2). These checks refuse such
-headers. httptools (llhttp) itself refuses contradicting lengths, folded lines, bare line feeds,
-spaces before colons and invalid chunk sizes.
+If headers are ambiguous, a proxy may read them differently than the gateway behind it. The two
+could then disagree on where a request ends or who sent it (RFC 9112, 11.2). These checks refuse
+ambiguous headers. httptools (llhttp) itself refuses contradicting lengths, folded lines, bare line
+feeds, spaces before colons and invalid chunk sizes.
 """
 
 from __future__ import annotations

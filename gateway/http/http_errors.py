@@ -8,7 +8,7 @@ from gateway.errors import GatewayError
 
 
 class MalformedRequest(GatewayError):
-    """The request is not valid HTTP, or a proxy could read it differently."""
+    """The request is not valid HTTP, or a proxy could read it differently than this gateway."""
 
 
 class HeadersTooLarge(GatewayError):

@@ -71,7 +71,7 @@ class Application(Protocol):
         """Object that decides which requests wait or are refused while the event loop is busy."""
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
-        """Set the connections and the start queue whose state the application must report."""
+        """Give the application the connections and the start queue, to report their state."""
 
     def drain(self) -> bool:
         """Report "not ready" to load balancers from now on. Called when the server shuts down.
@@ -123,9 +123,9 @@ class Server(uvicorn.Server):
             self.application.set_admin_port(sockets[1].getsockname()[1])
         if self._tls_context is not None:
             self.config.ssl = self._tls_context
-            # Keep duplicates of the listening sockets for renewed certificates. A renewal replaces
-            # asyncio's servers. The old server closes its sockets, and the new server needs
-            # duplicates that are still open.
+            # Keep duplicates of the listening sockets. When the certificate is renewed, a new
+            # asyncio server replaces the old server, which closes its sockets. The new server
+            # listens on copies of these duplicates.
             self._listeners = [listener.dup() for listener in sockets or ()]
             for listener in self._listeners:
                 # Make the socket non-blocking, because `accept` must not block the event loop. All
@@ -156,7 +156,7 @@ class Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Check connection timeouts, the TLS certificate, and if the application has failed.
+        """Check connection timeouts, renew the TLS certificate, and stop if the application failed.
 
         uvicorn calls this every 0.1 s. Return True if the server must stop.
         """
@@ -262,9 +262,9 @@ class Server(uvicorn.Server):
         """Shut down at the first SIGTERM or SIGINT. Without workers, exit at once at the second.
 
         uvicorn itself exits at once only at a second SIGINT. In a worker process, a second signal
-        does not force the exit: the worker may get one signal from its parent, and one from a
-        service manager that signals all processes of a service. The parent sends STOP_NOW_SIGNAL to
-        make a worker exit at once.
+        does not force the exit, because a worker may get two signals for one shutdown: from its
+        parent, and from a service manager that signals all processes of a service. To make a worker
+        exit at once, the parent sends STOP_NOW_SIGNAL.
         """
         if self._worker is None:
             self.force_exit = self.should_exit

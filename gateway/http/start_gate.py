@@ -52,8 +52,8 @@ class Door(Protocol):
 class StartGate:
     """Gate of one process that starts, queues or refuses each request.
 
-    `refuse_known` refuses requests without parsing them, if their heads (request line and headers)
-    are in the cache.
+    The gate caches the heads (request line and headers) of refused requests. If the head of a new
+    request is in this cache, `refuse_known` can refuse the request without parsing it.
     """
 
     def __init__(self, starts: StartQueue, door: Door) -> None:

@@ -29,8 +29,9 @@ from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import AdapterUpload
 
-# Maximum numbers of unknown parameter names with their own time series: per process, per request
-# and per tenant. Clients choose these names, so without limits they could fill the memory.
+# Limits on the number of unknown parameter names with their own time series: for a process, for a
+# request, and for a tenant. Clients choose these names, so without limits the names could fill the
+# memory.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
@@ -45,7 +46,7 @@ class ModelMetrics:
     """The metrics of the base model or of one adapter.
 
     `Metrics.for_model` caches the instances, because finding a metric by its labels takes longer
-    than counting in it.
+    than updating the metric.
     """
 
     prompt_tokens: Tally
@@ -254,9 +255,9 @@ class Metrics:
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Unknown parameter names with their own time series, by name.
+        """Unknown parameter names that have their own time series.
 
-        The value is the tenant that sent the parameter first.
+        The dictionary maps each name to the tenant that sent the parameter first.
         """
         self._models: dict[str, ModelMetrics] = {}
 
@@ -283,16 +284,18 @@ class Metrics:
     def export_lora(
         self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
     ) -> None:
-        """Export metrics of LoRA adapters, which are read when Prometheus scrapes.
+        """Export metrics of LoRA adapters. The values are read when Prometheus scrapes.
 
-        The metrics show which adapters requests use now, and statistics of the adapter store.
+        The metrics show which adapters requests use now, how many adapters are on each replica's
+        disk, and the statistics of the adapter store.
         """
         self.registry.register(LoraCollector(adapters, fit, replicas))
 
     def export_declared(self, declared: DeclaredAdapters) -> None:
-        """Export the number of adapters in the configuration file by state, read at each scrape.
+        """Export how many adapters of the configuration file are in each state.
 
-        The states are "waiting", "loaded" and "failed".
+        The states are "waiting", "loaded" and "failed". The values are read when Prometheus
+        scrapes.
         """
         self.registry.register(DeclaredCollector(declared))
 
@@ -303,7 +306,7 @@ class Metrics:
     def export_load(
         self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Export the number of queued requests, and of each replica its load and availability.
+        """Export the number of queued requests, and the load and availability of each replica.
 
         The values are read when Prometheus scrapes.
         """
@@ -320,8 +323,8 @@ class Metrics:
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
         """Count the unknown parameters of a request by name.
 
-        A name with ordinary characters gets its own time series, up to a maximum per tenant and per
-        process. All other names are counted as `other`.
+        A name with ordinary characters gets its own time series, up to a maximum per request, per
+        tenant and per process. All other names are counted as `other`.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
@@ -336,7 +339,8 @@ class Metrics:
     def _can_add_name(self, tenant: str) -> bool:
         """Return True if the tenant may add another parameter name with its own time series."""
         tenants = [*self._unknown_names.values()]
-        # On a gateway without tenants, `tenant` is always "". All time series are then available.
+        # On a gateway without tenants, `tenant` is always "". Only the limit for the process then
+        # applies.
         max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
         return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
@@ -369,8 +373,8 @@ class Metrics:
     def count_continued(self, tokens: int, *, failed: bool) -> None:
         """Count a generation that another replica continues.
 
-        `tokens` is the number of tokens of the prompt for the other replica. `failed` is True if
-        the first replica has failed, or False if it is being drained.
+        `tokens` is the number of tokens that the other replica must process before its first new
+        token. `failed` is True if the first replica has failed, or False if it is being drained.
         """
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)

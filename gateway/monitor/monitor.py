@@ -55,8 +55,8 @@ class Monitor:
         Args:
             context: the context of the request.
             status: the HTTP status with which the request ended.
-            again: True if this method was called for the request before. This happens if the client
-                disconnected, and the generation continued and has ended now.
+            again: True in the second call for the same request. There are two calls if the client
+                disconnects and the generation continues: one at the disconnect, and one at the end.
         """
         totals, batch = self.history.totals, context.batch
         if status >= 500:
@@ -98,8 +98,8 @@ class Monitor:
     def make_stops(self, context: RequestContext) -> Stops:
         """Return a new `Stops` for a request whose generations may be cancelled.
 
-        When the engines have ended all cancelled generations of the request, the `Stops` calls
-        `_log_stopped`, which logs this.
+        When the engines have ended all cancelled generations of the request, the `Stops` object
+        calls `_log_stopped`, which writes a log line.
         """
         ids = {
             "request_id": context.request_id,

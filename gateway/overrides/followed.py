@@ -25,7 +25,7 @@ _POLL_INTERVAL_S = 0.5
 
 
 class LiveOverrides:
-    """The current overrides by endpoint.
+    """The current overrides (weights and drains of replicas), by the replica's endpoint.
 
     Use an instance as an async context manager, and run `follow` within the context. Whenever the
     overrides have changed, `apply` is called with all overrides.

@@ -1,7 +1,7 @@
 """Execution of one choice of a request: from the engine request to the deltas of the response.
 
-`Choice._emit` runs once for each delta of the engine, usually for each token. To save CPU time, the
-function that receives the engine's bytes calls this method directly.
+`Choice._emit` runs once for each delta of the engine, usually for each token. The function that
+receives the engine's bytes calls `_emit` directly, to save CPU time.
 
 See decision 015 in docs/decisions.
 """
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 # Interval in seconds at which a stream on a draining replica searches for another replica.
 _DRAIN_RETRY_INTERVAL_S = 1.0
-# Assumed speed of an engine for one request, in tokens per second. An aborted non-streaming
-# response does not report its tokens. Their number is estimated from the time since the engine
-# received the request.
+# Assumed speed of an engine for one request, in tokens per second. If a non-streaming response is
+# aborted, the engine does not report the number of generated tokens. The gateway then estimates
+# this number from the time since the engine received the request.
 _ASSUMED_TOKENS_PER_S = 100
 
 
@@ -86,8 +86,8 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # Time of the next search for a replica to which a stream on a draining replica can migrate.
-        # Without this pause after a failed search, each token would cause a search.
+        # While the current replica is draining: earliest time of the next search for another
+        # replica. Without this pause after a failed search, each token would cause a search.
         self._stay_until = 0.0
         self._left_replica: Replica | None = None
         self._answers_once = False
@@ -116,9 +116,9 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # If all tokens of the response have arrived, end without an error. The replica then
-                # failed between the last token and the engine's final response, or after
-                # `cut_short` was called.
+                # If all tokens of the response have arrived, end without an error. The replica has
+                # then failed after the last token and before its final response, or the choice was
+                # already ended by `cut_short`.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -133,14 +133,14 @@ class Choice:
     async def _ask(self, lease: ReplicaLease) -> None:
         """Generate the response on the leased replica, or resume it after its last token.
 
-        The function `attempt` calls this method for each replica that it tries.
+        `scheduling.attempts.attempt` calls this method for each replica that it tries.
         """
         batch, service = self._batch, self._service
         if self._last.finish is not None:
             return  # the choice was cut short while it migrated to this replica
         self._replica = lease.replica
-        # If the stream has returned to the replica that it left, do not leave the replica again.
-        # All other replicas have failed.
+        # A stream returns to the replica that it left only if all other replicas have failed. In
+        # this case, do not search for another replica again.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -217,7 +217,8 @@ class Choice:
             return False  # the response has ended at a stop string, so drop this delta
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
-            # a single response does not show when the first token was generated
+            # The engine sends a non-streaming response at once, so the time of the first token is
+            # unknown.
             if not self._answers_once:
                 self._model_metrics.time_to_first_token.observe(now - self._started)
                 self._service.admission.record_first_token(
@@ -269,7 +270,8 @@ class Choice:
     def _leave_if_possible(self) -> None:
         """Raise ReplicaLeft if another replica can resume the response. Otherwise, return."""
         rest = self._remaining(failed=False)
-        # Migrate only to a replica with a closed circuit breaker, because this replica still works.
+        # The current replica still works, so migrate only to a replica whose circuit breaker is
+        # closed.
         if rest and self._service.replicas.has_other([self._replica], rest, works=True):
             self._left_replica = self._replica
             raise ReplicaLeft
@@ -306,7 +308,7 @@ async def drain_last_delta(sink: Sink, batch: Batch) -> None:
 
 
 def make_offload(service: Service, batch: Batch) -> Offload:
-    """Return a function that runs a callback in the thread for logits.
+    """Return a function that runs a callback in the thread that processes logits.
 
     Callbacks wait in the queue of the tenant that sent the request.
     """
@@ -341,7 +343,7 @@ def model_name(service: Service, generation: Generation) -> str:
 
 
 def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
-    """Record the time of the first token, and the fingerprint of the model in use."""
+    """Record the time of the first token, and the fingerprint of the model that generated it."""
     lease.record_first_token()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
@@ -359,8 +361,8 @@ async def _build_prompt_delta(
 ) -> TextDelta | None:
     """Return the delta with which the response begins if it repeats the prompt (`echo`).
 
-    Return None without `echo`. If `max_tokens` is 0, return a delta in any case. This delta is then
-    the only delta of the response and has a finish reason.
+    Return None without `echo`, unless `max_tokens` is 0. If `max_tokens` is 0, the returned delta
+    is the only delta of the response, and has a finish reason.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -382,9 +384,9 @@ async def _load_prompt_logprobs(
 ) -> list[TokenLogprob]:
     """Return the log probabilities of the prompt's tokens, from a separate engine request.
 
-    All choices of a prompt share the result of one engine request, because the engine returns half
-    a megabyte of logits per prompt token. The request uses the parameters of the prompt's first
-    choice. No other choice needs more alternatives per token.
+    All choices of a prompt share one such engine request, because the engine returns half a
+    megabyte of logits per prompt token. The engine request has the parameters of the prompt's first
+    choice, which needs at least as many alternatives per token as any other choice.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

@@ -9,8 +9,8 @@ Mirrokni, Thorup and Zadimoghaddam 2016.)
 
 If weights differ, each replica gets keys and load in proportion to its weight (weighted rendezvous:
 Schindelhauer and Schomaker 2005). A request without a key then gets a random key. Choosing the
-replica with the least load per weight would be wrong: with weights 9 and 1, the second of two
-concurrent requests would always go to the replica of weight 1.
+replica with the least load per weight would be wrong. With weights 9 and 1 and one request at the
+first replica, the next request would go to the idle second replica, each time.
 
 See decisions 025, 072 and 074 in docs/decisions.
 """
@@ -25,16 +25,16 @@ from hashlib import blake2b
 from math import ceil, log
 from typing import Protocol, TypeVar
 
-# A replica is overloaded if its number of requests in flight exceeds this multiple of the average.
-# With 1.25, a key with many requests uses further replicas early. A lower ratio would give keys a
-# new home needlessly. Each new home costs an adapter upload, or the computation of a prompt that
-# the old home has cached.
+# A replica is overloaded if it has more requests in flight than this multiple of the average of all
+# replicas. A higher ratio would overload the home of a key with many requests. A lower ratio would
+# give keys a new home needlessly: the new home must load the adapter or compute the prompt again.
 _MAX_LOAD_RATIO = 1.25
-# A replica with fewer requests in flight is never overloaded. If two replicas have 1 and 0
-# requests, the first exceeds the average of 0.5 but has little load.
+# A replica with fewer than this number of requests in flight is never overloaded. Without this
+# minimum, a single request would overload a replica whose neighbours are idle.
 _MIN_BOUND_REQUESTS = 4
-# The home replica is chosen if its cost exceeds the lowest cost by at most this many tokens. Other
-# gateways prefer the same home, so its cache may already hold the key's adapter or prompt.
+# The home of a request's key is chosen if its cost exceeds the lowest cost of a replica by at most
+# this many tokens. Other gateways choose the same home, so the home may have cached the adapter or
+# the prompt even if this gateway does not know it.
 _HOME_BONUS_TOKENS = 128
 
 
@@ -61,9 +61,9 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
         replicas: at least one replica; the weights are all 0 or all positive.
         key: identifies the adapter, or the beginning of the prompt. None if the request has no
             adapter and a short prompt.
-        costs: estimated cost at each replica, in prompt tokens. If None, the key's home is
-            returned. If `key` is None, too, and all weights are equal, the replica with the fewest
-            requests in flight is returned.
+        costs: estimated cost of the request at each replica, in prompt tokens. If None, the key's
+            home (see the module's docstring) is returned. If `key` is also None and all weights are
+            equal, the replica with the fewest requests in flight is returned.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -100,9 +100,9 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
 @lru_cache(maxsize=4096)
 def _salt(endpoint: str) -> int:
-    """Return an odd 64-bit number for an endpoint, with which the caller multiplies a key's hash.
+    """Return an odd 64-bit number that is always the same for an endpoint.
 
-    The replica with the largest product modulo 2**64 is the first in the key's order. A hash of key
-    and endpoint together would also give an order, but takes ten times as long.
+    `choose` multiplies a key's hash by this number, modulo 2**64. The replica with the largest
+    product is the key's home. Hashing the key together with each endpoint takes ten times as long.
     """
     return int.from_bytes(blake2b(endpoint.encode(), digest_size=8).digest(), "big") | 1

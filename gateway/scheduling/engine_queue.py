@@ -20,10 +20,10 @@ from gateway.scheduling.queues import Scope, Scopes, TenantQueue
 
 
 class EngineQueue(FairBudget):
-    """Fair budget of engine slots, with lanes and a forecast of the wait.
+    """Fair budget of engine slots, which refuses a request if its expected wait is too long.
 
-    Each choice of a request has a permit of its own. A request with many choices therefore starts
-    its first choices as soon as slots are free. Only a beam search gets the slots of all its beams
+    Each choice of a request takes its slot separately. A request with many choices therefore starts
+    its first choices as soon as slots are free. Only a beam search takes the slots of all its beams
     at once; the caller must check with `max_cost` that so many slots exist.
 
     A lane is the set of model variants that can run a generation. Each lane has a queue of its own:
@@ -47,8 +47,8 @@ class EngineQueue(FairBudget):
             share: returns the fraction of the slots that one tenant may hold.
             capacity: returns the number of slots that a lane has while all its replicas work. The
                 default is `limit`.
-            scopes: returns the scopes of a lane (see `queues.Scope`); called only if a lane other
-                than None is in use.
+            scopes: returns the `queues.Scope` objects of a lane, in each of which a generation
+                needs free slots. Called only if a lane other than None is in use.
             queue: maximum number of waiting generations of all tenants together.
             wait_s: maximum time in the queue, in seconds.
         """
@@ -104,7 +104,7 @@ class EngineQueue(FairBudget):
         self._pool.pace_of(tenant).record_first_token(seconds)
 
     def max_cost(self, lane: Lane = None) -> int | None:
-        """Return the maximum number of slots of one permit; None if the lane has no slots."""
+        """Return how many slots of a lane one permit may take; None if the lane has no slots."""
         capacity = self._capacity(lane)
         return self._pool.share_of(capacity) if capacity else None
 
@@ -145,7 +145,7 @@ class EngineQueue(FairBudget):
 
 
 def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
-    """Return the tenant's state for the forecast, counted over the lanes of one scope."""
+    """Return the tenant's slots and queued generations in the lanes of `scope`, for a forecast."""
     taken = queue.in_use.in_lanes(scope.lanes)
     waiting = queue.waiting_in(scope.lanes)
     return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))

@@ -15,7 +15,7 @@ from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
 
 
 class Ask(NamedTuple):
-    """Arguments with which a `Permit` was requested. `EngineQueue.permit` describes them."""
+    """Arguments of the call of `permit` that created a `Permit`. See `EngineQueue.permit`."""
 
     tenant: str
     priority: int
@@ -93,11 +93,10 @@ class FairBudget:
     ) -> Permit:
         """Return a permit to use `cost` units. Enter the permit with `async with`.
 
-        If enough units are free, entering returns at once. Otherwise, it waits in the tenant's
-        queue until units become free. If `is_resumed` is True, the permit waits at the front of the
-        queue for up to `wait_s` seconds, and the queue's maximum length does not apply. Such
-        permits cannot fill the queue, because a request that has started waits for one permit at a
-        time.
+        If enough units are free, the permit is granted at once. Otherwise, the permit waits in the
+        tenant's queue until units become free. With `is_resumed`, the permit waits at the front of
+        the queue for up to `wait_s` seconds, even if the queue is full. This cannot make the queue
+        much longer, because a request that has started waits for one permit at a time.
 
         Args:
             tenant: the tenant's name.
@@ -168,7 +167,7 @@ class FairBudget:
     def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
         """Return the permit's maximum time in the queue, in seconds; None for no limit.
 
-        An overriding method may raise Overloaded if the expected wait exceeds this time.
+        A subclass may override this method, and raise Overloaded if the expected wait is too long.
         """
         return ask.wait_s
 

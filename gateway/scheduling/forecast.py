@@ -15,14 +15,15 @@ from typing import NamedTuple
 # Averages are mostly determined by this number of recent samples. Older samples have little weight.
 _WINDOW_SAMPLES = 16
 _DECAY = 1 - 1 / _WINDOW_SAMPLES
-# Number of samples from which on a tenant's forecast is based on its own requests alone. Before, so
-# many of its requests may wait without a forecast.
+# Minimum number of samples for a forecast that is based only on the tenant's own requests. While a
+# tenant has fewer samples, up to this number of its requests may wait without a forecast.
 MIN_SAMPLES = 8
-# Assumed seconds for which a tenant's requests hold a slot, while none was released. Their weight
-# falls to zero with the first `MIN_SAMPLES` releases. Without an assumption, a burst at the start
-# of a gateway would be queued completely, and most of it refused only when it had waited in vain.
+# Assumed seconds for which a request of a new tenant holds its slot. The weight of the assumption
+# falls to zero with the first `MIN_SAMPLES` releases. Without it, a burst after the start of a
+# gateway would be queued completely, and most of its requests would be refused after a long wait.
 _ASSUMED_S = 2.0
-# Number of mean deviations above the mean time. Only 1 or 2 % of all first tokens come later.
+# A first token is late if it takes longer than the mean time plus this number of mean deviations.
+# Only 1 or 2 % of all first tokens are late.
 _LATE_DEVIATIONS = 3.0
 
 
@@ -30,10 +31,9 @@ _LATE_DEVIATIONS = 3.0
 class Pace:
     """Recent speed of one tenant: its release rate, and its time from a grant to the first token.
 
-    The release rate is the number of released slots divided by slot-seconds in use. The rate is
-    therefore per slot: it does not depend on the number of slots in use or on bursts of requests.
-    Slots of running answers are included in the slot-seconds, so long answers already lower the
-    rate while they run.
+    The release rate is the number of slots that were released per second and slot in use. It does
+    not depend on the number of slots in use, or on bursts of requests. The time for which running
+    answers have held their slots counts, too, so long answers lower the rate while they run.
     """
 
     _releases: int = 0
@@ -66,8 +66,8 @@ class Pace:
     def freed_per_s(self, taken: int, now: float) -> float:
         """Return how many of `taken` slots are expected to be released per second.
 
-        The estimate counts one release more than were recorded, so it is rather too high than too
-        low.
+        The estimate adds one release to the recorded releases. It is therefore rather too high than
+        too low.
         """
         taken_s = self._in_use_s + self._in_use * (now - self._since)
         taken_s += _ASSUMED_S * max(0.0, 1 - self._releases / MIN_SAMPLES)
@@ -83,7 +83,7 @@ class Pace:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds after a grant by which nearly all first tokens have come; 0.0 while unknown."""
+        """Seconds from a slot's grant until nearly all first tokens come; 0.0 while unknown."""
         if self._first_tokens < MIN_SAMPLES:
             return 0.0
         return self._mean_s + _LATE_DEVIATIONS * self._deviation_s
@@ -109,14 +109,15 @@ def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -
     """Return the median time in seconds until `mine` gets `needed` more slots.
 
     Return None if no slots are being released. The calculation follows `FairPool`: a free slot goes
-    to the highest priority first, then to the tenant with the fewest slots. `mine` therefore gets:
+    to the highest priority first, then to the tenant with the fewest slots. `mine` therefore gets
+    all slots that its own requests release. It also gets a part of the slots that these tenants
+    release:
 
-    - its own released slots;
-    - released slots of tenants with a lower priority;
-    - released slots of tenants with more slots, until `mine` has as many slots.
+    - tenants with a lower priority;
+    - tenants with more slots than `mine`, until `mine` has as many.
 
-    `mine` shares the last two with other waiting tenants of its priority that do not have more
-    slots than `mine`.
+    `mine` shares the slots of these tenants with its rivals: other waiting tenants of its priority
+    that do not have more slots than `mine`.
 
     Args:
         mine: the tenant that waits.

@@ -25,8 +25,9 @@ class Scope(NamedTuple):
         slots: number of slots that the lanes may use together.
         lanes: the lanes that share the slots; None stands for all lanes.
         key: identifies the scope.
-        shared: number of slots from which a tenant's limit is calculated, if more than `slots`.
-            `slots` shrinks while lanes outside the scope use its replicas; `shared` does not.
+        shared: number of slots of which one tenant may hold its share, if greater than `slots`.
+            While requests of other lanes use the scope's replicas, `slots` is smaller than
+            `shared`.
     """
 
     slots: int

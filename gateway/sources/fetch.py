@@ -45,18 +45,17 @@ _MiB = 1024 * 1024
 _MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 """Files that are requested from a remote source. The first two files must exist."""
-# Age in seconds at which a folder of downloaded files is removed. The time limit of a fetch is much
-# lower. Such an old folder was therefore left by a process that was killed.
+# Age in seconds at which a folder of downloaded files is removed. A fetch takes much less time, so
+# such an old folder was left by a process that was killed.
 _LEFTOVER_AGE_S = 86400.0
 _DISK_THREADS = 4
 _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Identification of the content of an adapter's files, to detect changes.
+"""Value that identifies the content of an adapter's files. It differs after a file was changed.
 
-The value differs after a file was changed. It is () if a server does not report enough to detect
-changes.
+The value is () if a server sends neither an ETag nor a modification date of some file.
 """
 
 
@@ -118,7 +117,10 @@ class Sources:
             )
 
     async def read_stamp(self, source: Source, *, trusted: bool = False) -> Stamp:
-        """Return the stamp of the current files of a source. Raise the same errors as `fetch`."""
+        """Return the stamp of the current files of a source. Raise the same errors as `fetch`.
+
+        `trusted` is True if the source comes from the configuration, not from a request.
+        """
         if source.scheme in ("file", "hf"):
             _, stamp = await self.in_thread(
                 source, partial(self._find_stamped_folder, source, trusted)

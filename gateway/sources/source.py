@@ -1,9 +1,9 @@
 """Strict parser for sources of LoRA adapters.
 
 A source is an absolute folder, ``https://HOST/FOLDER``, ``s3://BUCKET/FOLDER`` or
-``hf://OWNER/NAME[@REVISION]``. The adapter's files are in this folder. HTTP requests are built only
-from the validated parts of the URL, never from the original text. HTTP libraries and servers may
-parse an unusual URL differently than this module.
+``hf://OWNER/NAME[@REVISION]``. The folder contains the adapter's files. HTTP requests are built
+only from the validated parts of the URL, never from the original text. HTTP libraries and servers
+may parse an unusual URL differently than this module.
 """
 
 from __future__ import annotations

@@ -91,10 +91,12 @@ def _find_likeliest(
 ) -> list[tuple[int, float]]:
     """Return (token id, log probability) for the `count` largest logits, largest first.
 
-    If logits are equal, the lower id comes first. To save time, the logits are divided into blocks,
-    and the maximum of each block is computed. At least `count` logits reach the `count`-th largest
-    of these maxima, so all smaller logits are ignored. With 128,256 logits, this takes 1/16 of the
-    time of `np.argpartition`.
+    If logits are equal, the lower id comes first.
+
+    To save time, only a few logits are sorted. The logits are divided into blocks, and the maximum
+    of each block is computed. The `count`-th largest of these maxima is a threshold. At least
+    `count` logits reach the threshold, so all smaller logits are ignored. With 128,256 logits, this
+    takes 1/16 of the time of `np.argpartition`.
     """
     count = min(count, len(logits))
     block = min(_MAX_BLOCK_LOGITS, len(logits) // (4 * count))

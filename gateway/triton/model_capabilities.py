@@ -45,9 +45,9 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-# Parameter for the interval at which a model checks if its gRPC call was cancelled. A model that
-# declares this parameter stops the request when the call is cancelled. The core models of all
-# releases declare it, and this project's own BLS model and GPT core model.
+# Parameter with the interval at which a model checks if its gRPC call was cancelled. A model that
+# declares this parameter stops the request when the call is cancelled. The parameter is declared by
+# the core models of all releases, and by this project's own BLS model and GPT core model.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
 # Inputs for words, which the preprocessing model of an ensemble converts to token ids.
 _WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
@@ -92,7 +92,7 @@ class LlmapiModel:
         streams: True if the model sends a streamed answer token by token. Releases without support
             for adapters (TensorRT-LLM 1.2) send the complete answer when it ends.
         polls_ended: True if the model may check for a cancellation after the final response to a
-            streamed request. NVIDIA's model does so, which crashes Triton 2.51.
+            streamed request. NVIDIA's model does this check, and it crashes Triton 2.51.
     """
 
     streams: bool = True
@@ -121,7 +121,7 @@ class ModelCapabilities:
             cannot stream.
         restates_prompt: True if a non-streaming response begins with the prompt.
         stop: the model that takes stop requests for this model; None if there is no such model.
-        passes_cancellation: True if the model stops the engine when the call is cancelled.
+        passes_cancellation: True if the model stops the generation when the call is cancelled.
         max_batch_size: number of sequences that the engine generates at once; None if unknown.
         max_seq_len, max_input_len: limits in tokens.
         engine_dir: the engine's folder on Triton's machine.
@@ -236,7 +236,7 @@ def read_capabilities(
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
-    """Return the core model if it takes stop requests. Return None if it does not support them."""
+    """Return the core model as a `StopModel`. Return None if it does not support stop requests."""
     inputs = read_inputs(config, CORE)
     return StopModel(model, inputs) if "stop" in inputs else None
 
@@ -262,8 +262,8 @@ def read_text_capabilities(
     """Return the capabilities of a text model, from its `inference.ModelConfig`.
 
     `core` is the ModelConfig of its core model; None if it cannot be read. Raise EngineUnavailable
-    for the same reasons as `read_capabilities`. Also raise it if it is unknown whether the model
-    repeats the prompt in a non-streaming answer.
+    for the same reasons as `read_capabilities`. Also raise EngineUnavailable if it is unknown
+    whether the model repeats the prompt in a non-streaming answer.
     """
     capabilities = _build_capabilities(
         model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
@@ -368,7 +368,7 @@ def is_speculative(core: Any) -> bool:
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
     """Return a boolean parameter of a text model, read by the same rules as in NVIDIA's models.
 
-    Return `default` if these models would take the value for neither true nor false.
+    Return `default` if the value is neither one of `_TRUE` nor one of `_FALSE`.
     """
     value = parameter(config, name).lower()
     words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -396,9 +396,10 @@ def _logit_bytes(config: Any) -> int:
 
 
 def _beam_width(config: Any, engine: EngineConfig) -> int:
-    """Return the maximum beam width, which is the smaller of the engine's and the model's limit.
+    """Return the maximum beam width: the smaller one of the engine's limit and the model's limit.
 
-    The model's limit is 1 if it is not configured. The engine's limit is ignored if it is unknown.
+    If the model's limit is not configured, it is 1. If the engine's limit is unknown, it is
+    ignored.
     """
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
@@ -422,9 +423,9 @@ def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
 def loses_lora(config: Any) -> bool:
     """Return True if a model passes `lora_task_id` to the engine in a wrong shape.
 
-    NVIDIA's BLS models before v0.19 do so. BLS models of all releases declare `lora_task_id` with a
-    reshape, and must undo it. Only models with inputs for guided decoding do this, such as this
-    project's BLS model for v0.17.
+    NVIDIA's BLS models before v0.19 do so: they declare `lora_task_id` with a reshape, and do not
+    undo this reshape before they call the engine. Newer BLS models, and this project's BLS model
+    for v0.17, undo it. They are recognised by their inputs for guided decoding.
     """
     if config.platform == "ensemble":
         return False
@@ -437,11 +438,12 @@ def _passes_cancellation(config: Any) -> bool:
     """Return True if a model stops its requests to the engine when the call is cancelled.
 
     Such a model declares the interval at which it checks for a cancellation. NVIDIA's BLS models
-    never check. Stop requests do not work with these models either, because their requests to the
-    engine have no id (up to v0.17) or a random id (since v0.19).
+    never check for one. Stop requests do not work with NVIDIA's BLS models either, because the
+    requests that these models send to the engine have no id (up to v0.17) or a random id (since
+    v0.19).
 
-    The result is False for an ensemble, because Triton 2.51 does not pass a cancellation on to an
-    ensemble's steps.
+    The result is False for an ensemble, because Triton 2.51 does not pass the cancellation of an
+    ensemble's call on to the ensemble's steps.
     """
     return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 

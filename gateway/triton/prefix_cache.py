@@ -3,12 +3,12 @@
 An engine caches keys and values in blocks of tokens. A prompt can reuse a cached block if all its
 tokens up to the end of this block are the same. The engine evicts the least recently used blocks
 first. This module stores hashes of prompt prefixes, and also drops the least recently used first.
-To save time, only some prefixes of a prompt are hashed: from six blocks on, each hashed prefix is
-about one sixth longer than the previous prefix.
+To save time, only some prefixes of a prompt are hashed: all prefixes of up to 12 blocks, and then
+prefixes that are each about one sixth longer than the previous prefix.
 
 The engine reports how many tokens of each prompt were cached. If there are fewer than expected, the
-engine has evicted a prefix. All prefixes that were not confirmed after this prefix then count as
-evicted, too.
+engine has evicted the expected prefix. All prefixes that were last confirmed before this prefix
+then count as evicted, too.
 
 Python's hash function for bytes is used, which depends on a secret key of the process. A client can
 therefore not construct a prompt that has the hash of another prompt.
@@ -53,8 +53,8 @@ class ExpectedReuse(NamedTuple):
 
     Attributes:
         tokens: number of prompt tokens that were expected to be cached.
-        mark: sequence number of the last answer that confirmed the expected prefix as cached; 0 or
-            less if no answer has confirmed it.
+        mark: sequence number of the last answer that confirmed that these tokens are cached; 0 or
+            less if there is no such answer.
     """
 
     tokens: float = 0.0
@@ -66,7 +66,8 @@ class PromptPrefixes:
     """Hashed prefixes of one prompt.
 
     Attributes:
-        tenant: tenant whose own cache estimate is used; "" for the estimate that tenants share.
+        tenant: tenant for whom `PrefixCache` has separate estimates; "" for the estimates that
+            several tenants share.
         tokens: number of tokens of the prompt.
         hashes: hashes of the prefixes, the shortest prefix first.
         tokens_per_byte: average number of tokens per hashed byte.
@@ -107,7 +108,8 @@ class _TenantHashes:
     Attributes:
         marks: for each hash, the sequence number of the last answer that confirmed the prefix as
             cached, or `_UNCONFIRMED`. The least recently used hash is first.
-        floor: a hash whose number is from 1 to `floor` counts as evicted from the engine.
+        floor: sequence number of an answer. Prefixes that were last confirmed by this answer or by
+            an earlier answer count as evicted from the engine. Unconfirmed prefixes do not.
     """
 
     marks: dict[int, int]
@@ -155,8 +157,9 @@ class PrefixCache:
             known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
         mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
-        # Store the longest prefix first, because hashes are evicted in the order in which they were
-        # stored. A prefix is needed for all longer prefixes, so it must not be evicted before them.
+        # Store the longest prefix first, because the hashes that were stored first are evicted
+        # first. Without its shorter prefixes, a longer prefix is useless, so the shorter prefixes
+        # must be evicted later.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
             marks[key] = _UNCONFIRMED
@@ -175,8 +178,9 @@ class PrefixCache:
             prefixes: the prompt's prefixes.
             expected: the result of `record_sent`.
             reused: number of prompt tokens that the engine found in its cache; None if it was not
-                reported. Up to a quarter less than expected is tolerated, because the engine's
-                block size may differ, and the number of tokens of a text is estimated.
+                reported. The expected prefix counts as evicted if this is less than three quarters
+                of the expected number. Smaller differences are ignored, because the engine's block
+                size may differ, and the number of tokens of a text is estimated.
         """
         known = self._tenants.get(prefixes.tenant)
         if known is None:

@@ -54,7 +54,7 @@ class PromptStream(TokenStream):
 
 
 class PromptLogitsReader:
-    """Reader of responses from a stream of byte chunks. It computes log probabilities from logits.
+    """Reader of responses from a stream of byte chunks. It converts logits to log probabilities.
 
     `entries` has the log probabilities of the prompt's tokens; None if no logits were received.
     """

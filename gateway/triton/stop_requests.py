@@ -41,9 +41,9 @@ class StopRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send a stop request in a new task, and repeat it until the stopped request has ended.
+        """Send a stop request in a new task.
 
-        The stop request is repeated a few times only.
+        Repeat the stop request a few times, until the stopped request has ended.
 
         Args:
             request: the stop request.
@@ -58,9 +58,9 @@ class StopRequests:
         over = asyncio.Event()
         stopping.add_listener(lambda _: over.set())
         await self._send(request)
-        # Do not repeat the stop request for an llmapi model, because this model processes a request
-        # and its stop request in order. Besides, `stopping` may never end, because TensorRT-LLM 1.2
-        # does not end the stream of the stopped request.
+        # Send only one stop request to an llmapi model. This model processes a request and its stop
+        # request in order, so the stop request cannot come too early. Besides, the end of the
+        # stopped request may never be reported, because TensorRT-LLM 1.2 does not end its stream.
         if model.llmapi is not None:
             return
         for pause_s in _PAUSES_S:

@@ -1,4 +1,4 @@
-"""Interfaces of an engine and of its running requests, by which they use each other."""
+"""Interface of an engine for its running requests, and of a running request for its engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OpenStream(Protocol):
     """Methods of a running streaming request that its engine uses."""
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the first response came before `then` and the next one has not come.
+        """Return True if the first response came before `then`, and the next is still awaited.
 
         `then` is in seconds of the event loop's clock.
         """
@@ -37,7 +37,7 @@ class StreamOwner(Protocol):
     streams: set[OpenStream]
     """The running requests that get a stream of responses."""
     draining: bool
-    """True while the gateway shuts down. The shutdown is then the reason of aborted requests."""
+    """True while the gateway shuts down. Requests are then aborted with the reason "shutdown"."""
 
     def record_token(self) -> None:
         """Record that a request has received a token."""
@@ -50,8 +50,8 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """Send a request, and return a stream of its serialized responses.
 
-        `by` is a time in seconds of the event loop's clock. Raise TimeoutError if there is no
-        connection at this time, and GatewayError if connecting fails.
+        Raise GatewayError if connecting fails. Raise TimeoutError if the connection is not ready
+        at the time `by`, in seconds of the event loop's clock.
         """
 
     async def open_pieces(

@@ -111,8 +111,8 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
     return build.part
 
 
-# Cache the result: a request may have 128 choices with the same bias, which takes half a megabyte
-# for a usual vocabulary.
+# Cache the result, because a request may have 128 choices with the same bias. For a usual
+# vocabulary, one result takes half a megabyte.
 @lru_cache(maxsize=4)
 def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
     """Return one FP32 value for each token of the vocabulary: the token's bias, or 0."""
@@ -187,9 +187,9 @@ def beam_deltas(
 
 
 def context_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
-    """Return a request for the logits of the prompt, which also generates one token.
+    """Return a request for the logits of the prompt. The engine also generates one token.
 
-    It is non-streaming, because each streamed response would repeat the logits.
+    The request is non-streaming, because each streamed response would repeat the logits.
     """
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
@@ -206,10 +206,12 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
     If neither top_k nor top_p were sent, the engine would decode greedily, so at least one of them
     is always sent. A top_p of 1 samples from the complete distribution.
 
-    Greedy decoding is sent as a top_k of 1, because some releases sample at temperature 1 if only a
-    temperature of 0 is sent. If `logprobs` is True, greedy decoding is sent as a top_p of almost 0
-    instead. The engine normalises log probabilities within the top k tokens, so with a top_k of 1
-    they would all be 0. It does not normalise them within the top p tokens.
+    Greedy decoding is sent as a top_k of 1. A temperature of 0 alone would not suffice, because
+    some releases then sample at temperature 1.
+
+    If `logprobs` is True, greedy decoding is sent as a top_p of almost 0 instead. With a top_k of
+    1, all log probabilities would be 0, because the engine normalises log probabilities within the
+    top k tokens. The engine does not normalise them within the top p tokens.
     """
     params = generation.params
     if params.greedy and logprobs:
@@ -254,11 +256,11 @@ def stop_request(model: StopModel, request_id: str) -> InferRequest:
     return build.request
 
 
-# Cache the result: a request may have 128 choices with the same stop words, which may take half a
-# megabyte.
+# Cache the result, because a request may have 128 choices with the same stop words. One result may
+# take half a megabyte.
 @lru_cache(maxsize=2)
 def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
-    """Return stop words or bad words as the engine's [2, N] matrix, flattened.
+    """Return stop words or bad words as the engine's [2, N] matrix, flattened row by row.
 
     The first row has the token ids of all words, one word after the other. The second row has the
     end of each word (the index after its last id), padded with -1. Do not modify the result,
@@ -316,8 +318,8 @@ def token_delta(
 def _logprobs_from_logits(
     raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
 ) -> list[TokenLogprob]:
-    # Import here, in the thread for logits. numpy (20 MiB) is then loaded only if it is needed, and
-    # without blocking the event loop.
+    # Import numpy (20 MiB) only here, where it is needed. This function runs in the thread for
+    # logits, so the import does not block the event loop.
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
     params = generation.params

@@ -39,7 +39,8 @@ def text_request(
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
-        # Always send an end id. Without an end id, preprocessing uses its tokenizer's own end id.
+        # Always send an end id, even if no token may end the answer (`_NEVER`). Without an end id
+        # in the request, preprocessing would use its tokenizer's own end id.
         build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
     if text.stop and build.has("stop_words"):
         build.texts("stop_words", text.stop)
@@ -93,8 +94,9 @@ class TextReader:
     def _count(self, text: str) -> int:
         """Return the number of tokens to count for a response with `text`.
 
-        A response without text stands for a token that has no text, except if it is the last
-        response. It is therefore counted later, when another response follows.
+        A response with an empty text stands for a token without text. The last response is an
+        exception: it may be empty without a token. An empty response is therefore counted only when
+        another response follows.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))

@@ -66,8 +66,8 @@ class ResponseStream(Protocol[T_co]):
         """Call `take` with serialized responses until it returns False.
 
         Responses that arrived together are passed in one call. `take` may be called directly when
-        bytes are received, which saves a task switch per response. Raise an error of `take`, or the
-        same errors as `read`.
+        bytes are received, which saves a task switch per response. If `take` raises an exception,
+        raise the same exception. Otherwise raise the same errors as `read`.
 
         Return True if `take` has returned False, and False at the end of the stream.
         """
@@ -120,7 +120,7 @@ class Transport(Protocol):
 
         Raises:
             GatewayError: connecting has failed.
-            TimeoutError: there is no connection at the time `by`.
+            TimeoutError: the connection is not ready at the time `by`.
         """
 
     async def pieces(

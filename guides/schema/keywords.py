@@ -67,9 +67,9 @@ def refuse(path: str, what: str) -> NoReturn:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield (keys from the schema, subschema) of the direct subschemas.
+    """Yield each direct subschema of a schema as a pair (keys, subschema).
 
-    Malformed subschemas are skipped.
+    The keys lead from the schema to the subschema. Malformed subschemas are skipped.
     """
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if isinstance(value, list) and (keyword in _HOLDERS or keyword == "items"):

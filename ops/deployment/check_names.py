@@ -32,7 +32,7 @@ def other_names(name: str) -> tuple[str, ...]:
 def name_findings(
     repository: Repository, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Yield a finding for each input in a config.pbtxt that the model's backend does not read.
+    """Yield a finding for each input in a config.pbtxt that the backend reads under another name.
 
     Args:
         repository: the repository to check.
@@ -55,7 +55,8 @@ def _check_against_release(
 ) -> Iterator[Finding]:
     """Yield a finding for each input of a model that its C++ backend reads under another name.
 
-    The backend's input names depend on the TensorRT-LLM release that serves the model.
+    The backend's input names depend on the TensorRT-LLM release that serves the model. If the
+    release has two sets of input names, also yield a note.
     """
     source = f"{RELEASE_OPTION} {release}"
     if release is None:
@@ -85,7 +86,10 @@ def _check_against_release(
 
 
 def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
-    """Check the inputs of a Python model against the names in its source, in the version folder."""
+    """Yield a finding for each input of a Python model that its source names differently.
+
+    The source is the `.py` files in the model's highest version folder.
+    """
     if not model.versions:
         return
     source = "\n".join(

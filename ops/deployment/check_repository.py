@@ -11,8 +11,7 @@ from ops.deployment.check_engine import Values
 from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
-# Template parameters that set a parameter of config.pbtxt with another name. The keys are the names
-# in config.pbtxt.
+# Parameters of config.pbtxt (keys) whose template parameter (value) has another name.
 _TEMPLATE_NAMES = {
     "gpt_model_type": "batching_strategy",
     "gpt_model_path": "engine_dir",
@@ -99,8 +98,8 @@ class RepositoryModel:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            # Omit max_batch_size of the GPT repository. The value may exceed the engine's limit:
-            # the rows above that limit wait.
+            # Do not check max_batch_size of the GPT repository. It may exceed the engine's limit:
+            # the engine then starts the further rows of a batch later.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -159,7 +158,7 @@ class Repository:
 
 
 def template_name(parameter: str) -> str:
-    """Return the name of the template parameter that sets `parameter` in a config.pbtxt."""
+    """Return the template parameter whose value becomes `parameter` in a config.pbtxt."""
     return _TEMPLATE_NAMES.get(parameter, parameter)
 
 

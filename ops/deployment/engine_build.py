@@ -86,8 +86,8 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
     Return the exit code, or minus the number of the signal that ended the step.
     """
-    # Start the step in a new process group. A terminal's Ctrl-C then reaches only this process, and
-    # all processes of the step can be killed at once.
+    # Start the step in a new process group, so that a terminal's Ctrl-C does not reach the step,
+    # and that all processes of the step can be killed at once.
     process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
     while not _has_ended(process) and not stop.number:
         time.sleep(POLL_PERIOD)
@@ -100,10 +100,10 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if the process has ended. Do not reap the process: it remains a zombie.
+    """Return True if the process has ended. An ended process is not reaped here.
 
-    The process id is also the id of the process group. While the zombie exists, the kernel cannot
-    give this id to another group, so `_run` can kill the group safely.
+    The process id is also the id of the process group. While the process is a zombie, the kernel
+    cannot give this id to another group, so `_run` can kill the group safely.
     """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

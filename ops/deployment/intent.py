@@ -55,7 +55,7 @@ def default_dtype(checkpoint: Checkpoint) -> Dtype:
 def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> list[str]:
     """Return an error message for each requirement that the model or the release does not allow.
 
-    `release` is None if no engine is built and TensorRT-LLM serves the checkpoint directly.
+    If no engine is built, because TensorRT-LLM serves the checkpoint directly, `release` is None.
     """
     conversion = _loading(checkpoint)
     if release is not None:
@@ -66,7 +66,7 @@ def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) ->
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
     """Return the planned engine as a `BaseModel`.
 
-    LoRA module names and LoRA cache sizes are computed from a `BaseModel`.
+    Functions that compute LoRA module names and LoRA cache sizes need a `BaseModel`.
     """
     return BaseModel(
         names=(checkpoint.folder.resolve().name,),

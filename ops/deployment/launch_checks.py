@@ -230,8 +230,8 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
     )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
-    # Ignore the error, because the engine may be readable only on the machines of the ranks. If the
-    # engine is unusable there, too, the ranks report it.
+    # Ignore the error: with Slurm, the engine may be readable only on the machines that run the
+    # ranks. If these machines cannot read the engine either, the ranks report the error.
     except ConfigError:
         world_size = None
     return CoreModel(

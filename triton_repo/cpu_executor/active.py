@@ -78,9 +78,9 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
-        # Key of the KV cache blocks that the request may reuse. A prompt's keys and values depend
-        # on the adapter and on the prompt table, so the key has the adapter's task id and the extra
-        # ids, which identify the prompt table.
+        # The request may reuse only stored KV cache blocks with the same `reuse_key`. The contents
+        # of a block depend on the adapter and on the prompt table. The key therefore has the
+        # adapter's task id, and the extra ids of the tokens, which identify the prompt table.
         tuning = request.prompt_tuning_config
         extra_ids = None if tuning is None else tuning.input_token_extra_ids
         self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
@@ -153,9 +153,10 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Return the responses with output that no earlier response had.
+        """Return responses with the output since the last call.
 
-        If the request has failed, return the error response. After that, return no responses.
+        If the request has failed, the first call returns the error response, and later calls return
+        no responses.
         """
         if self.failure is not None:
             return [] if self.is_done else [self.fail(self.failure)]
@@ -259,7 +260,7 @@ class ActiveRequest:
         return buffer
 
     def stats(self) -> RequestStats:
-        """Return the request's statistics after the last iteration."""
+        """Return the request's statistics after the most recent iteration."""
         longest = max(self.sequences, key=lambda s: len(s.tokens))
         count, cache = len(longest.tokens), longest.cache
         ended = not self.list_unfinished()

@@ -23,7 +23,8 @@ FETCH_ERROR = "Encountered an error when fetching new request: "
 # all active requests. Here it ends only the request that has the invalid value.
 STEP_ERROR = "Encountered an error in forwardAsync function: "
 
-# Fields of a request for models or decoding modes that the CPU executor does not support.
+# Fields of a request that the CPU executor refuses, because it lacks the model types and decoding
+# modes for which these fields exist.
 _UNSUPPORTED = (
     "position_ids",
     "mrope_config",
@@ -57,8 +58,9 @@ class AdmissionLimits:
     max_blocks: int
     tokens_per_block: int
     block_reuse: bool = False
-    # True for the policy MAX_UTILIZATION without context chunking. With this combination, a paused
-    # streaming request may be too long to start again.
+    # True for the policy MAX_UTILIZATION without context chunking. This policy may pause a request,
+    # which starts again with its generated tokens as part of the prompt. If this prompt may exceed
+    # `max_input_len`, a streaming request is refused.
     unchunked_max_utilization: bool = False
 
 
@@ -133,9 +135,9 @@ def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLi
 
 
 def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
-    """Return the draft tokens of a request that will be verified.
+    """Return the draft tokens to verify for a request.
 
-    If prompt and draft tokens together exceed ``max_input_len``, the last draft tokens are dropped.
+    If prompt and draft tokens together exceed ``max_input_len``, the last draft tokens are omitted.
     """
     given = request.external_draft_tokens_config
     if given is None:

@@ -41,7 +41,10 @@ class SequenceDecoder:
             request.beams = BeamSearch(request)
 
     def decode(self, ready: Seq[tuple[ActiveRequest, Sequence]], logits: Array) -> None:
-        """Choose and append one token for each ready sequence. ``logits`` is ``[ready, vocab]``."""
+        """Choose and append one token for each sequence in ``ready``.
+
+        ``logits`` is ``[len(ready), vocab]``: the logits of the next token of each sequence.
+        """
         samples = [i for i, (request, _) in enumerate(ready) if request.beams is None]
         if samples:
             own = logits if len(samples) == len(ready) else logits[samples]
@@ -80,8 +83,8 @@ class SequenceDecoder:
 def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
     """Set the logits of ids that the request's guide forbids to -inf, in place.
 
-    The guide takes precedence over banned ids and the minimum length. If every id that the guide
-    allows is banned or too early, one of these ids is chosen nevertheless.
+    The guide takes precedence over banned ids and the minimum length. If the guide allows only
+    banned ids, or only end ids before the minimum length, one of these ids is chosen nevertheless.
     """
     assert sequence.guide is not None
     assert sequence.sampling is not None

@@ -2,8 +2,8 @@
 
 A guide is the constraint that a request's output must follow: any JSON, a JSON schema, a regular
 expression or an EBNF grammar. llguidance compiles the guides, even if the configuration names
-another backend. `guides.grammar` reproduces the differences between the backends. This module needs
-llguidance, so it is imported only if guided decoding is configured.
+xgrammar. `guides.grammar` converts a guide so that it allows the same texts as with the configured
+backend. This module needs llguidance, so it is imported only if guided decoding is configured.
 """
 
 from __future__ import annotations

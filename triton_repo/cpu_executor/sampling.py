@@ -2,8 +2,8 @@
 
 The steps have the order of TensorRT-LLM's decoding layers: embedding bias, temperature, repetition,
 presence and frequency penalty, minimum length, banned ids, choice. The penalties count prompt
-tokens too. One result differs from TensorRT-LLM. Temperature 0 is always greedy here, while
-TensorRT-LLM samples at temperature 1 if top_p is the only other parameter.
+tokens too. Temperature 0 is always greedy here. TensorRT-LLM instead samples at temperature 1 if
+top_p is the only other parameter.
 """
 
 from __future__ import annotations
@@ -247,16 +247,16 @@ def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     groups = padded.reshape(rows, -1, GROUP)
     ends = np.cumsum(np.add.reduce(groups, axis=2), axis=1, dtype=np.float64)
     target = uniform * ends[:, -1]
-    # Keep the target below the total: rounding could raise it to the total, where no group is
-    # found.
+    # Keep the target below the total. Rounding could make the target equal to the total, and then
+    # the search for the target's group would find no group.
     target = np.minimum(target, np.nextafter(ends[:, -1], 0))
     group = np.count_nonzero(ends <= target[:, None], axis=1)
     line = np.arange(rows)
     inside = groups[line, group]
     before = np.where(group > 0, ends[line, group - 1], 0)
     reached = np.cumsum(inside, axis=1, dtype=np.float64) + before[:, None] > target[:, None]
-    # Fall back to the last id of the group with a positive weight. Sums over groups and sums over
-    # ids round differently, so the target may be just above the group's sum.
+    # Sums over groups and sums over ids round differently, so the target may be just above the sum
+    # over all ids of its group. In this case, use the group's last id with a positive weight.
     last = GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
     offset = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
     return np.asarray(group * GROUP + offset, np.int64)

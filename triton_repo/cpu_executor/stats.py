@@ -2,7 +2,7 @@
 
 A class in this module must not have an attribute that upstream's class lacks. For each metric,
 ``model.py`` searches several statistics objects with ``hasattr``, and reads the value from the
-first object that has the attribute.
+first object that has the attribute. An additional attribute could therefore be read by mistake.
 """
 
 from __future__ import annotations

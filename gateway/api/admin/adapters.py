@@ -168,8 +168,8 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         source = parse(wanted.source)
         service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # If the client disconnects while the files are fetched, cancel the fetching. Once the
-            # adapter is being added, do not cancel, so that it is added completely.
+            # Cancel the fetching if the client disconnects. Adding the adapter is outside of this
+            # context: an adapter that is partly added must be completed.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapter_admin.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -304,7 +304,11 @@ def audit_change(
 
 
 def to_audit_state(record: Record) -> State:
-    """Return an adapter's data for the audit log: its served version, revision and versions."""
+    """Return an adapter's data for the audit log.
+
+    `served` is the version that requests get now, and `versions` are all versions of the adapter.
+    `revision` is the number of changes of the adapter so far.
+    """
     return {
         "served": record.version.short_digest,
         "revision": record.revision,

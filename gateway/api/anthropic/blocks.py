@@ -164,8 +164,8 @@ def to_chat_messages(
 ) -> list[dict[str, Any]]:
     """Convert Anthropic's messages to chat messages. Each tool result becomes a separate message.
 
-    Consecutive messages of the same role are merged, as Anthropic does. Many chat templates refuse
-    two such messages.
+    Other consecutive messages of one role are merged into one message. Anthropic merges them, too,
+    and many chat templates refuse two such messages.
 
     Args:
         system: the text of the system prompt.
@@ -174,8 +174,8 @@ def to_chat_messages(
 
     Raises:
         UnsupportedParameter: A block is not text.
-        InvalidRequest: A block may not be sent by the message's role, or a tool result has no call
-            before it.
+        InvalidRequest: A message has a block that is not allowed for its role, or a tool result has
+            no call before it.
     """
     turns: list[Turn] = []
     calls: set[str] = set()

@@ -34,7 +34,7 @@ router = ApiRouter()
 
 
 def _describe_errors() -> dict[int | str, Schema]:
-    """Return the OpenAPI descriptions of all errors, with Anthropic's envelope."""
+    """Return the OpenAPI descriptions of all error responses. Their bodies are `MessageError`."""
     refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     for answer in refused.values():
         answer["content"] = {"application/json": {"schema": reference(MessageError)}}

@@ -46,7 +46,8 @@ _CLIENT_NAMES: dict[str, str] = {
 _TAGGED = frozenset({"content", "system"})
 """Fields whose values are lists of content blocks.
 
-In the path of an error within such a list, pydantic adds the block's type after the block's index.
+If a block is invalid, pydantic's error has the path of the wrong field. In this path, the block's
+type follows the block's index in the list.
 """
 
 
@@ -69,8 +70,8 @@ class OutputConfig(Strict):
 class Prompt(Strict):
     """The fields from which the prompt is built.
 
-    Requests for an answer and requests for a token count share these fields. `cache_control` is
-    ignored: the engine caches all prompts without it.
+    Requests for an answer and requests for a token count share these fields. `cache_control` has no
+    effect, because the engine caches every prompt.
     """
 
     successors = OF_MESSAGES
@@ -228,8 +229,10 @@ def parse(
 ) -> Parsed[MessagesChat]:
     """Validate a JSON body and convert it to a chat request.
 
-    `strict` refuses parameters without effect, and `refuse_unknown` refuses parameters that are not
-    known. Raise InvalidRequest or UnsupportedParameter, which name the parameter.
+    `refuse_unknown` refuses parameters with unknown names. `strict` also refuses known parameters
+    that have no effect here. Raise InvalidRequest for a malformed or unknown parameter. Raise
+    UnsupportedParameter for a parameter that this server does not support. Both errors name the
+    parameter.
     """
     refuse_unknown = strict or refuse_unknown
     given = sort_fields(

@@ -48,8 +48,9 @@ class Console:
         """This worker's part of the console data. Other workers request the part and merge it."""
         self.feed = Feed(self._build_state)
         self._readers = 0
-        # Limit concurrent lookups of requests to one per tenant and a few in total, and also limit
-        # the waiting lookups: a lookup sends a request to each of the other workers.
+        # A lookup at the other workers sends an HTTP request to each of them. So one lookup of a
+        # tenant and a few lookups in total may run at the same time. The number of waiting lookups
+        # of a tenant is limited, too.
         self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
         self._tenant_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting = Counter[str]()
@@ -128,8 +129,8 @@ class Console:
 def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
     """Return the successful response of a worker; None if all workers answered 404.
 
-    Raise Overloaded if there is no success and a worker did not answer or failed: that worker may
-    have the request.
+    Raise Overloaded if no response is successful and at least one worker failed or did not answer.
+    That worker may have the request.
     """
     for each in responses:
         if each is not None and each.status == 200:

@@ -34,11 +34,12 @@ def _select_likeliest(
 ) -> list[list[TextDelta]]:
     """Return the likeliest choices of each prompt, for `best_of`.
 
+    These are the choices whose tokens have the highest mean log probability.
+
     Args:
-        choices: the deltas of each choice, prompt by prompt.
+        choices: the deltas of each choice. The choices of a prompt follow each other.
         of: the number of choices that were generated for each prompt.
-        num_returned: the number of choices to return for each prompt. These are the choices with
-            the highest mean log probability of a token.
+        num_returned: the number of choices to return for each prompt.
     """
 
     def mean(deltas: list[TextDelta]) -> float:
@@ -103,8 +104,8 @@ class Body(Protocol):
 class _FrameSink:
     """A `Sink` that writes deltas to a response body as SSE frames.
 
-    The frame encoder of a choice is created at the choice's first delta. Before that, it is not
-    known which replica's model answers, and so which fingerprint to write.
+    The frame encoder of a choice is created at the choice's first delta. Only then is it known
+    which replica generates the choice, and so which `system_fingerprint` the frames must have.
     """
 
     def __init__(self, answer: OpenAIAnswer, body: Body, choices: int, usage: UsageFrames) -> None:
@@ -163,7 +164,7 @@ class OpenAIAnswer:
         echo: str = "",
         custom: Collection[str] = (),
     ) -> None:
-        """Create the writer.
+        """Create the encoder.
 
         Args:
             kind: the endpoint, chat or completion.
@@ -193,8 +194,8 @@ class OpenAIAnswer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # With `isolated_cache`, do not report the number of cached tokens. The number would show
-        # this tenant whether another tenant has sent the same prompt.
+        # If `isolated_cache` is True, do not report the number of cached tokens to the tenant. The
+        # number would show whether another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
@@ -240,8 +241,8 @@ class OpenAIAnswer:
 
         Args:
             received: the deltas of each choice.
-            num_returned: return only this number of choices per prompt, the likeliest; None for
-                all.
+            num_returned: the number of choices to return for each prompt, the likeliest ones; None
+                to return all choices.
         """
         usage = self._build_usage([own[-1] for own in received])
         if num_returned is not None:
@@ -304,8 +305,8 @@ class OpenAIAnswer:
     def _build_head(self, object_name: str, choice: int = 0) -> bytes:
         """Return the first members of the answer or chunk as JSON, without the closing brace.
 
-        The member `system_fingerprint` identifies the model that answers the choice with the index
-        `choice`.
+        `choice` is the index of a choice. The member `system_fingerprint` identifies the model of
+        the replica that generates this choice.
         """
         head = {
             "id": self._id,

@@ -46,7 +46,8 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
     guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
     # With `tool_choice: none`, keep the tools in the prompt unless the settings exclude them. The
-    # prompt then has the same prefix as with `auto`, which may be in the engine's KV cache.
+    # prompt then begins like a prompt with `tool_choice: auto`. The engine may have this beginning
+    # in its KV cache.
     if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
         tools = None
     prompt = chat.render(
@@ -82,10 +83,10 @@ def _make_message_form(
         channel = harmony.read_open_header(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # The `MessageForm` stays in memory during the generation, so it gets only the schemas that the
-    # parser needs. The limit on the prompt's length does not bound schemas of tools that are not in
-    # the prompt. Guided calls need no schemas: their arguments are JSON, which shows the type of
-    # each value.
+    # Pass on only the schemas that the parser needs: the `MessageForm` stays in memory during the
+    # generation. If a tool is not in the prompt, the limit on the prompt's length does not limit
+    # its schema. The parser needs the schemas to find the types of arguments. Guided calls need
+    # none: their arguments are JSON, which shows the types.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,

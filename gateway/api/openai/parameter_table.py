@@ -215,8 +215,8 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
 """Parameters that would change the answer, each with its neutral values (0 also stands for 0.0).
 
 A neutral value has the same effect as leaving the parameter out, so it is accepted. Any other value
-is refused. Some of these parameters are fields of only one request model, and are refused at the
-endpoints of the other models. Some belong to another protocol.
+is refused. A parameter in this table may be a field of one request model. It is then refused only
+at the endpoints of the other models. Parameters of other protocols are also in this table.
 """
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}

@@ -60,8 +60,7 @@ class Parsed(NamedTuple, Generic[M]):
     Attributes:
         request: the request.
         hints: the names of all parameters without effect, for the header x-ignored-parameters.
-        unknown: those of `hints` that this server does not know: neither a request model nor a
-            table of parameters has them.
+        unknown: the names in `hints` that neither a request model nor a table of parameters has.
     """
 
     request: M
@@ -245,7 +244,7 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 
 
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
-    """Add to `hints` the features of tools that have no effect in this request.
+    """Add to `hints` the names of tool features that have no effect in this request.
 
     `chat` is the chat request to which a request of another protocol was converted. `hints` are
     names for the header x-ignored-parameters. With `strict`, raise UnsupportedParameter if there is
@@ -333,7 +332,7 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
 
 
 def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
-    """Return the error with the parameter named as the client named it.
+    """Return the error with the client's name of the parameter.
 
     `renamed` maps fields to the client's names. Errors about other fields are returned unchanged.
     """
@@ -344,7 +343,7 @@ def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> Inval
 
 
 def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
-    """Raise UnsupportedParameter unless the value is neutral, which means it changes no answer."""
+    """Raise UnsupportedParameter if `value` is not one of the parameter's neutral values."""
     here = NEUTRAL_COMPLETION if issubclass(model, CompletionRequest) else NEUTRAL_CHAT
     neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
     if _is_one_of(value, neutral):
@@ -363,8 +362,8 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
 def _find_successor(model: type[Strict], name: str) -> str | None:
     """Return the parameter that a client should send to this endpoint instead of `name`.
 
-    Return None if no such parameter is known. If `name` is a renamed parameter, look up the field
-    for which it stands.
+    Return None if no such parameter is known. If `name` is a key of `RENAMED`, look up the field to
+    which `name` would be converted.
     """
     known, other = model.successors, RENAMED.get(name)
     if other is None:
@@ -381,7 +380,10 @@ def _build_unsupported(
 
 
 def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
-    """Build the error for unknown names. It suggests a known name that is similar to `names[0]`."""
+    """Build the error for unknown names.
+
+    The message suggests a known name that is similar to `names[0]`, if there is one.
+    """
     similar: list[str] = []
     if len(names[0]) <= _MAX_TYPO_CHARS:
         similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)

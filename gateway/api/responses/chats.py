@@ -46,9 +46,9 @@ class ResponsesChat(ChatCompletionRequest):
     tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """The item type and the names for calls of each tool that is not a plain function.
+    """Item types and names with which tool calls are returned to the client.
 
-    The keys are the tools' names in the prompt.
+    The keys are the names in the prompt of all tools that are not plain functions.
     """
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""
@@ -126,7 +126,7 @@ def build_chat(
 
     Args:
         original: The request.
-        items: Earlier items followed by the request's own items. May be truncated.
+        items: Earlier items followed by the request's own items. The oldest items may be left out.
         complete: False while earlier items are not loaded yet.
 
     Raises:

@@ -4,8 +4,8 @@ Each item is a separate record of the store. So two gateways can add items at th
 overwriting the other gateway's items.
 
 Records are sorted by the number `Record.order`. For an item, this number is the time of its arrival
-in microseconds. If the conversation already has an item with a later time, the new item gets that
-time plus one. So a gateway with a slow clock cannot put a new item before an earlier item.
+in microseconds. A gateway's clock may be slow. If the last item of the conversation has a later
+time, the new item gets the last item's number plus one, and so is never sorted before it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ async def add_items(
 ) -> list[Item]:
     """Add items to a conversation, and return them as they are stored.
 
-    `to_long_form` completes each item. Each item gets a new id, also if the client sent an id.
+    Fields that the client may leave out are added with `to_long_form`. Each item gets a new id,
+    also if the client sent an id.
     """
     digits, now = conversation.partition("_")[2], now_us()
     # Two gateways may add items in the same microsecond. A random part makes their ids different.

@@ -1,4 +1,7 @@
-"""Endpoints that take input: POST /v1/responses and POST /v1/responses/input_tokens."""
+"""POST /v1/responses and POST /v1/responses/input_tokens.
+
+The first endpoint creates a response. The second endpoint counts the tokens of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,8 @@ async def create(request: Request) -> Response:
 async def _prepare(request: Request) -> tuple[PreparedRequest, StorePlan]:
     """Prepare a request for generation. Return it with the `StorePlan` for its response.
 
-    The parsed body may be many megabytes. The returned objects do not refer to it, so it is freed
-    when this function returns.
+    The parsed body may be many megabytes. The returned objects do not refer to the body, so the
+    body is freed when this function returns.
     """
     read = partial(parse, ResponseRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, rename_parameter) as received:

@@ -27,13 +27,15 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""Name of the tool search in the prompt.
+"""Name in the prompt of the tool with which the model searches for other tools.
 
-A call of the search that has no `call_id` also gets this text as its id in the chat.
+If a call of this tool has no `call_id`, the call's id in the chat is also this text.
 """
 FlatName = Callable[[str | None, str], str]
-"""Function that returns a tool's name in the prompt, given its namespace and its name in that
-namespace."""
+"""Function that returns the name of a tool in the prompt.
+
+Its arguments are the tool's namespace (None for no namespace) and the tool's name in the namespace.
+"""
 
 
 def build_chat_messages(

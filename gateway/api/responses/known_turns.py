@@ -15,8 +15,8 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import StoredTurns
 
-# Minimum bytes of a record of turns. Storing a smaller record costs more than it saves, so its
-# turns are stored with a later response.
+# Minimum bytes of a record with the token ids of new turns. Storing a smaller record costs more
+# time than it saves. These turns are stored together with those of a later response.
 _MIN_STORED_BYTES = 2048
 
 

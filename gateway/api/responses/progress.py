@@ -2,8 +2,8 @@
 
 The records of a response form a group. Beside the response itself, the group contains a heartbeat
 (`…/beat`). The worker that generates the response renews the heartbeat until the response ends. For
-a streamed response, the group also contains the events, in chunks (`…/N`). N is the number of
-events up to the end of the chunk, and is also the chunk's order.
+a streamed response, the group also contains the events, in chunks (`…/N`). If N is 70, the last
+event of the chunk is the 70th event of the response. N is also the chunk's `Record.order`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK_BYTES = 64 * 1024
 _DELETE_BATCH = 64
-# Minimum time between two small chunks of a response, as a fraction of the response's age. A
-# response that takes a day then has about 7,000 small chunks, which is below `MAX_MEMBERS` (10,000
-# records).
+# When a response has run for n seconds, the time between two small chunks is at least n / 1000
+# seconds. A response that takes a day then has about 7,000 small chunks. `MAX_MEMBERS` allows
+# 10,000 records in a group.
 _MIN_GAP_SHARE = 1 / 1000
 _EVENT_END = b"\n\n"
 _LOST_MEMBERS: dict[str, Any] = {
@@ -65,8 +65,9 @@ def beat_id(response_id: str) -> str:
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
     """Build a heartbeat record.
 
-    `version` is the `Record.version` of the finished response. None if the response is not
-    finished: the version is then the current time, so that later heartbeats replace earlier ones.
+    `version` is the `Record.version` of the heartbeat and of the finished response. While the
+    response is not finished, `version` is None, and the heartbeat's version is the current time. So
+    later heartbeats replace earlier ones.
     """
     data = orjson.dumps([status, time.time()])
     at = now_us() if version is None else version
@@ -86,7 +87,10 @@ def is_fresh(record: Record) -> bool:
 
 
 def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
-    """Build the record of a chunk of events. `count` is the number of events up to its end."""
+    """Build the record of a chunk of events.
+
+    `count` is the number of events in this chunk and in all earlier chunks of the response.
+    """
     return Record(f"{response_id}/{count}", frames, FINISHED, response_id, count)
 
 
@@ -129,9 +133,9 @@ class StoredEvents:
 
     `store` is the function that stores records. If it is None, no events are stored.
 
-    The generation waits while too many bytes are not stored yet. Once `max_bytes` bytes of chunks
-    are stored, all further events except the last write are dropped. This leaves enough bytes to
-    store the answer itself.
+    The generation waits while too many bytes are not stored yet. Once the stored chunks have
+    `max_bytes` bytes, further events are dropped, except those of the last call of `write`. So
+    enough bytes are left to store the response itself.
     """
 
     def __init__(
@@ -180,9 +184,9 @@ class StoredEvents:
     ) -> None:
         """Store the events that are not stored yet.
 
-        `store` replaces the usual function that stores records. It is called even without new
-        events. If the function raises an error, the events are retained for the next call of this
-        method.
+        If `store` is given, it is called instead of the function that was passed to the
+        constructor, even if there are no new events. If storing raises an error, the events are
+        retained for the next call of `flush`.
         """
         async with self._flush_lock:
             frames = bytes(self._pending)

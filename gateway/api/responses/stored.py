@@ -46,7 +46,8 @@ _PLACEHOLDER = items.MessageItem(role="user", content="")
 FINISHED = FINAL
 """The lowest `Record.version` of a record that cannot change any more.
 
-A record that may still change has a lower version: a time in microseconds, or 1.
+Records that may still change have lower versions. An unfinished response has the version 1. The
+other changeable records have the time of their last change in microseconds.
 """
 MAX_CHAIN_RESPONSES = 1024
 MAX_EARLIER_ITEMS = 8192
@@ -199,8 +200,8 @@ def build_turns_record(response_id: str, turns: bytes) -> Record:
 def response_id_of(item: str) -> str | None:
     """Return the id of the response that contains an item. `item` is the item's id.
 
-    Return None if `item` cannot be the id of a stored item. For an item that was added to a
-    conversation, the returned id belongs to no response.
+    Return None if `item` cannot be the id of a stored item. If the client itself added the item to
+    a conversation, no response has the returned id.
     """
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
@@ -216,10 +217,10 @@ def now_us() -> int:
 
 
 def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """Return the items in the form of `to_long_form`, with new ids.
+    """Return the items as they are stored: converted with `to_long_form`, and with new ids.
 
-    The ids contain the digits of the response id `owner`. Ids that the client sent are replaced,
-    because the store may already have a record with that id, or may have deleted one.
+    The new ids contain the digits of the response id `owner`. Ids that the client sent are not
+    used: a record with such an id may exist already, or may have been deleted.
     """
     digits = owner.partition("_")[2]
     return [
@@ -296,7 +297,7 @@ async def load_turns(
     """Return the stored token ids of turns in these responses' prompts; {} if they cannot be read.
 
     Without these token ids, the prompt is tokenized again, which only costs time. `nbytes` is the
-    number of bytes that the request already has in memory.
+    size of the earlier items, for which the request already holds a share of the memory budget.
     """
     try:
         records = await conversations.get(
@@ -335,8 +336,9 @@ async def resolve_references(
 ) -> list[Item]:
     """Return the items with each reference replaced by the item that it names.
 
-    Memory is reserved for the `nbytes` of earlier items and for each occurrence of a referenced
-    item. Each occurrence becomes part of the prompt and of the stored record.
+    Memory is reserved for the referenced items and for `nbytes` bytes of earlier items. If several
+    references name the same item, the item counts several times, as it is then several times in the
+    prompt and in the stored record.
 
     Raises:
         NotFound: The tenant has no item of that id.
@@ -380,9 +382,9 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # An item is stored either in a response's record or in a record of its own, so one of the two
-    # ids is always missing. Waiting for missing records, which other gateways may still upload,
-    # takes long. So wait only if an item is not found without waiting.
+    # For each item, only one of the two records exists. A missing record may also be one that
+    # another gateway has not uploaded yet. Waiting for missing records takes long, so first read
+    # without waiting. Wait only if an item was not found.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

@@ -152,11 +152,11 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return the item type and names for calls of each tool that is not a plain function.
+        """Return the item types and names with which tool calls are returned to the client.
 
-        The keys are the tools' names in the prompt. Models sometimes omit a namespace's prefix. So
-        the name of a tool without the prefix is also a key, if no other tool of the request has
-        that name.
+        The keys are the names in the prompt of all `tools` that are not plain functions. Models
+        sometimes leave out a namespace's prefix. So a tool's name without the prefix is a second
+        key, if no other tool of the request has that name.
         """
         taken = {*self._names.values()}
         flat = {self.flatten_name(*each.key): each for each in tools}
@@ -192,8 +192,8 @@ class Toolset:
                 else:
                     self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
         elif isinstance(tool, OtherObject) or _is_server_search(tool):
-            # Treat a server-side search like a hosted tool. No tool is deferred, so such a search
-            # would find only tools that are already loaded.
+            # Treat a search that the server would execute like a hosted tool. This server gives all
+            # tools to the model at once, so such a search could not find any further tool.
             self._add_hosted(HostedTool(f"{where}.type", tool.type), again=again)
         else:
             self._add_own(OwnToolAt(tool, where), again=again)

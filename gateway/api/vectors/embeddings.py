@@ -39,8 +39,8 @@ router = ApiRouter()
 MAX_INPUTS = 2048
 """Maximum number of inputs, the same as OpenAI's."""
 _DEFAULT_WIDTH = 1536
-# Maximum size in bytes of a response that needs no share of the memory budget. The request takes
-# about as much memory as such a response.
+# Maximum bytes, from `estimate_bytes`, of embeddings that need no share of the memory budget. The
+# request itself takes about as much memory.
 _MAX_UNBUDGETED_BYTES = 1 << 20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]

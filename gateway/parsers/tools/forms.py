@@ -37,6 +37,8 @@ Form = Literal[
     "qwen3_coder",
 ]
 
+# The comment above each format has an example of calls, and the source of the format.
+
 # <tool_call>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
 # </tool_call>
@@ -74,7 +76,8 @@ _DEEPSEEK_V3 = TaggedForm(
 )
 
 # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}
-# <｜tool▁call▁end｜><｜tool▁calls▁end｜>, without the line break.
+# <｜tool▁call▁end｜><｜tool▁calls▁end｜>
+# The model writes these two lines as one line.
 # Source: the chat template of DeepSeek-V3.1.
 _DEEPSEEK_V31 = TaggedForm(
     _DEEPSEEK_OPENINGS,
@@ -84,8 +87,9 @@ _DEEPSEEK_V31 = TaggedForm(
 
 # <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
 # {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
-# Source: the chat templates of Kimi-K2. The id of a call consists of the function's name and the
-# number of earlier calls.
+# The model writes these two lines as one line. The id of a call consists of the function's name and
+# the number of earlier calls.
+# Source: the chat templates of Kimi-K2.
 _KIMI_K2 = TaggedForm(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -161,8 +165,8 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
 )
 """Formats in which each argument has its own tags.
 
-The chat templates of these formats loop over the arguments of the tool calls in the conversation.
-The template must therefore get these arguments as an object, not as JSON text.
+The chat templates of these formats contain a loop over the arguments of each earlier tool call in
+the conversation. The template must therefore get the arguments as an object, not as JSON text.
 """
 
 # Words by which `guess` detects a format. The result is the first format whose words are all in the

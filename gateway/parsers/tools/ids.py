@@ -26,10 +26,9 @@ def new_id(form: Form) -> str:
 class TemplateIds:
     """Converter of the call ids of one conversation to ids that the chat template accepts.
 
-    Equal ids stay equal, so each tool result still has the id of its call. Ids for Kimi are always
-    replaced. According to the section on tool calls in the model card of Kimi-K2, an id must
-    contain the function's name and the number of earlier calls. Kimi's template writes the
-    function's name only in the id.
+    Equal ids stay equal, so each tool result still has the id of its call. For Kimi, all ids are
+    replaced: an id must contain the function's name and the number of earlier calls (model card of
+    Kimi-K2, section on tool calls). Kimi's template writes the function's name only in the id.
     """
 
     def __init__(self, form: Form | None) -> None:

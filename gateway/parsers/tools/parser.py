@@ -72,9 +72,8 @@ class ToolParser(ABC):
         """End the text. Return the events of text that was held back.
 
         `cut` is True if a token limit or a stop string ended the text, and False if the model ended
-        it. If the held-back text is the beginning of a call, it is dropped if `cut` is True.
-        Otherwise, it is reported as content. A call whose arguments have started remains
-        incomplete.
+        it. Held-back text is reported as content. Exception: if `cut` is True, the beginning of a
+        call is dropped. A call whose arguments have started remains incomplete.
         """
         self._machine.close()
         held = "".join(self._held)
@@ -135,8 +134,8 @@ class ToolParser(ABC):
     def _text(self, char: str, tags: tuple[str, ...]) -> Step:
         """Report content until one of the tags has been read completely. Return this tag.
 
-        The tag and the whitespace before the tag are then held back. The first character of a tag
-        must not occur again in any of the tags.
+        The tag and the whitespace before the tag remain held back. No tag may contain the first
+        character of a tag at any later position.
         """
         first = {tag[0] for tag in tags}
         partial = ""

@@ -110,7 +110,8 @@ class TaggedToolParser(JsonToolParser):
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The current value, and held-back text after it that may be an ending of the value.
+        # The value that is being parsed. The text after it is in `_tail` while it may be the tags
+        # that end the value.
         self._open_value: _Value | None = None
         self._tail = ""
         # The opening tag of the next call, if it was read together with the end of the last value.
@@ -234,8 +235,8 @@ class TaggedToolParser(JsonToolParser):
     def finish(self, *, cut: bool = False) -> list[Event]:
         """End the text. Return the events of text that was held back.
 
-        The text may end after a complete value without the tag that ends the call. The call is then
-        complete if the model ended the text. If a limit or a stop string ended the text (`cut`),
+        The text may end after a complete value, without the tag that ends the call. If the model
+        ended the text, the call is complete. If a limit or a stop string ended the text (`cut`),
         the call is incomplete, because the model might have written more parameters.
         """
         value, self._open_value = self._open_value, None

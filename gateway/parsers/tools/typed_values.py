@@ -23,8 +23,8 @@ from gateway.parsers.tools.parser import NotACall
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Maximum number of subschemas to examine, and maximum number of `type` and `enum` entries to read.
-# The numbers are limited because this code runs on the event loop.
+# Maximum number of subschemas to examine. The same maximum applies to the number of `type` and
+# `enum` entries to read. There are limits because this code runs on the event loop.
 _MAX_ITEMS = 1000
 # Maximum number of path components in a `$ref`; no request body is nested more deeply.
 _MAX_REFERENCE_STEPS = 100
@@ -97,7 +97,8 @@ def as_json(text: str, types: frozenset[str]) -> str:
             kinds = _TYPES[dict if source[0] == "{" else list]
         if not kinds & types:
             return f'"{escape_json(text)}"'
-    # If the schema allows a string, return the text as a string: templates write strings without
+    # If the schema allows strings, and the text is not JSON of another allowed type, return the
+    # text as a string. Quotes are part of this string, because templates write strings without
     # quotes.
     if "string" in types and (kinds == STRING or not kinds & types):
         return f'"{escape_json(text)}"'

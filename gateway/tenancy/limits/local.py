@@ -28,8 +28,8 @@ from gateway.tenancy.limits.request import (
 class Window:
     """Sliding window of one minute: the requests or tokens counted in each of the last seconds.
 
-    A second is an integer: the clock's time in seconds, rounded down. An amount is a number of
-    requests or tokens. It expires after one minute.
+    A second is an integer: the clock's time in seconds, rounded down. The requests or tokens of a
+    second expire one minute after this second.
     """
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class Window:
     def wait_ms(self, now_ms: int, excess: int) -> int:
         """Return the milliseconds until at least `excess` requests or tokens have expired.
 
-        Return BUSY_WAIT_MS if the window has fewer than `excess` requests or tokens: running
-        requests must then give back reserved tokens, at an unknown time.
+        Return BUSY_WAIT_MS if the window has fewer than `excess` requests or tokens. In this case,
+        running requests have reserved tokens, and give them back at an unknown time.
         """
         if excess <= 0:
             return 0

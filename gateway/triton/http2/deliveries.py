@@ -1,4 +1,4 @@
-"""Delivery of received messages to their readers: when, and in which order.
+"""Delivery of received messages to their readers, spread over iterations of the event loop.
 
 See decision 055 in docs/decisions.
 """
@@ -12,26 +12,26 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-# Maximum number of deliveries in one turn (iteration) of the event loop: normally, and while a task
-# waits for a message. Lower numbers would shorten the wait of new requests, but each token would
-# take more CPU time. After the first token of a turn, the code and the kernel's data are in the
-# CPU's caches, so further tokens are cheaper.
+# Maximum number of deliveries in one turn (iteration) of the event loop. The lower number applies
+# while a task waits for a message. With still lower numbers, new requests would wait less, but each
+# token would take more CPU time. The first token of a turn is the most expensive one, because it
+# loads the code and the kernel's data into the CPU's caches.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# Seconds for which a message may wait before the queue counts as late. A turn then spends
-# `_LATE_SHARE` times as much time on deliveries as on all other work, so that new requests do not
-# starve running streams.
+# Seconds for which a message may wait before the queue counts as late. If the queue is late, each
+# turn spends `_LATE_SHARE` times as much time on deliveries as on all other work. Otherwise, the
+# work for new requests could delay the tokens of running streams more and more.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
-# Upper bound in seconds for the measured time of a turn's other work. It also limits the time for
-# deliveries in one turn, which is `_LATE_SHARE` times as long.
+# Limit in seconds of the time of a turn's other work. If this work took longer, the limit is used
+# instead. The deliveries of a turn therefore take at most `_LATE_SHARE` times this limit.
 _MAX_REST_S = 0.0025
 # Seconds for which messages are held back while the gateway is overloaded. Several messages of a
 # stream are then sent to the client at once. At 50 tokens/s per stream, this saves a third of the
 # CPU time per token.
 _HOLD_S = 0.04
-# Maximum number of large reads while messages are held back. The next large read ends the hold.
-# Otherwise, undelivered messages would fill the memory.
+# Maximum number of large reads (see `BaseConnection`) in one hold, the time in which messages are
+# held back. The next large read ends the hold. Otherwise, held messages would fill the memory.
 _READS_PER_HOLD = 8
 
 
@@ -50,19 +50,20 @@ class DeliveryQueue:
     """Queue of deliveries in one event loop. A delivery hands messages to their reader.
 
     One read from a socket may return tokens of several hundred streams. Delivering a token takes 15
-    to 20 us of CPU time. If one turn (iteration) of the event loop delivered all of them, every
-    step of a new request would wait for milliseconds. So each turn makes only a few deliveries, and
-    even fewer while a task waits for a message.
+    to 20 us of CPU time. If one turn (iteration) of the event loop delivered all these tokens,
+    every step of a new request would wait for milliseconds. So each turn makes only a few
+    deliveries, and even fewer while a task waits for a message.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.waits = 0
         """Number of tasks that wait for a message, on all connections together."""
         self._due: deque[tuple[float, Receiver | _Callback]] = deque()
-        """Deliveries, each with the time since which its messages have waited."""
+        """Queue of (time, delivery). The delivery's messages have waited since this time."""
         self._clock = clock
         self._ran_at = self._released = 0.0
-        """Times of the end of the last deliveries, and of the end of the last hold."""
+        """Time at which the last turn with deliveries ended, and time at which the last hold ended.
+        """
         self._age_s = 0.0
         """Seconds that the oldest message had waited when the last deliveries began."""
         self._is_overloaded: Callable[[], bool] = lambda: False
@@ -79,11 +80,12 @@ class DeliveryQueue:
     def add(self, calls: Sequence[Receiver], since: float | None = None) -> None:
         """Deliver the messages of `calls` now if there are few calls, otherwise in later turns.
 
-        `since` is the time, as returned by `now`, since which the messages may have waited in the
-        socket. The default is the time of this call.
+        `since` is the earliest time at which the messages may have arrived in the socket, by the
+        clock of `now`. The default is the current time.
 
-        Later deliveries keep the order in which they were added. If tasks wait in `read`, their
-        calls are delivered now in any case. This is cheap, because it only wakes the task.
+        Deliveries in later turns are made in the order in which they were added. If a task waits in
+        the `read` of a call, this call's messages are delivered now in any case. This is cheap,
+        because it only wakes the task.
         """
         due = self._due
         holds = not due and self._is_overloaded()
@@ -107,8 +109,9 @@ class DeliveryQueue:
     def call_after(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a later turn, after all deliveries that were added before.
 
-        While messages are held back because of an overload, `callback` is called in the next turn,
-        without waiting for these messages. After `_READS_PER_HOLD` such calls, the hold ends.
+        While messages are held back because of an overload, call `callback` in the next turn,
+        without waiting for these messages. If this method is called more than `_READS_PER_HOLD`
+        times during one hold, end the hold.
         """
         loop = asyncio.get_running_loop()
         if self._hold is not None:
@@ -125,7 +128,10 @@ class DeliveryQueue:
 
     @property
     def is_late(self) -> bool:
-        """True if the messages that were delivered last had waited for more than `_LATE_S`."""
+        """True if the last delivery was late and was made less than `_LATE_S` seconds ago.
+
+        A delivery is late if its oldest message has waited for more than `_LATE_S` seconds.
+        """
         return self._age_s > _LATE_S > self._clock() - self._ran_at
 
     @property
@@ -166,5 +172,5 @@ _QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, DeliveryQueue] = WeakKeyDi
 
 
 def delivery_queue() -> DeliveryQueue:
-    """Return the delivery queue of the running event loop, which its connections share."""
+    """Return the delivery queue of the running event loop. All connections of the loop share it."""
     return _QUEUES.setdefault(asyncio.get_running_loop(), DeliveryQueue())

@@ -30,16 +30,17 @@ log = logging.getLogger(__name__)
 
 TokenizerPolicy = Literal["refuse", "warn"]
 
-# Number of failed calls after which the check does without the results of such calls. For example,
-# if `preprocessing` does not return token ids, only the configuration is compared.
+# Number of failed calls after which calls are not repeated any more. The check then uses only the
+# remaining data. For example, if `preprocessing` does not return token ids, only the configuration
+# is compared.
 _MAX_FAILURES = 3
-# Maximum number of timeouts of `preprocessing` after which the check does without it, if the policy
-# is "refuse". With a timeout of 5 s and a pause of 1 s, these timeouts take a minute. Even a slow
-# model, such as a model that warms up, has answered by then.
+# The same number for timeouts of `preprocessing`, if the policy is "refuse". These timeouts take
+# about a minute: each takes 5 s, with a pause of 1 s before the next call. In this time, even a
+# model that is still warming up has answered.
 _MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
-# Pauses in seconds before `preprocessing` is asked again, because it may load later than the
-# engine. Each pause is twice as long as the last, until `preprocessing` has answered.
+# Shortest and longest pause in seconds before `preprocessing` is called again. The model may load
+# later than the engine. Until it has answered, each pause is twice as long as the pause before.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
 _MAX_SPECIAL_TOKENS = 8
@@ -102,7 +103,8 @@ class TokenizerCheck:
         await self._ask(configs, found, ready=ready)
         engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
         if self._answered:
-            # Preprocessing has returned the same ids, so another vocabulary size is only a doubt.
+            # Preprocessing has answered, so the token ids themselves were compared. A difference in
+            # the vocabulary sizes is then only worth a warning.
             if size := size_difference(self._own, engine):
                 found.doubts.append(size)
         else:
@@ -182,7 +184,7 @@ class TokenizerCheck:
             error: the error of the call.
             found: gets the failure as a doubt if the call is not repeated.
             ready: True if the model is already in use. The call is then not repeated.
-            tries: number of failed calls after which calls are not repeated any more.
+            tries: number of failed calls after which the call is not repeated any more.
         """
         if isinstance(error, EngineUnreachable):
             raise error
@@ -216,8 +218,8 @@ class TokenizerCheck:
             return
         missing = [token for token, token_id in special.items() if token_id not in answered]
         if any(answered == [each for each in ids if each in answered] for ids in wanted):
-            # This is only a doubt: a missing token may be a padding token that was added for
-            # training.
+            # Report the missing tokens only as a doubt, because the tokenizer may still be right. A
+            # missing token may be a padding token that was added for training.
             found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
             return
         found.differences.append(

@@ -19,8 +19,9 @@ TEXT = (
 )
 """Text whose token ids are compared. It has several scripts, digits, spaces and code."""
 
-# An engine may have more embedding rows than there are tokens, because their number is rounded up
-# to a multiple. If the difference exceeds both limits, the engine has another vocabulary.
+# Limits of the number of embedding rows without a token: a number, and a share of all rows. Such
+# rows are usual, because the number of rows is rounded up, for example to a multiple of 64. If an
+# engine exceeds both limits, it has another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
 # Maximum number of added tokens with ids above the engine's vocabulary. A few such tokens are
 # harmless: for example, a padding token never occurs in an encoded text.
@@ -60,9 +61,9 @@ class OwnTokenizer(Protocol):
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Compare this tokenizer with the tokenizer in another folder.
 
-        The tokens of both tokenizers and their ids for `text` are compared. Return a description of
-        the first difference, or None. Raise OSError or ValueError if the other tokenizer cannot be
-        loaded.
+        The comparison covers all tokens, and the token ids of `text`. Return a description of the
+        first difference; None if there is no difference. Raise OSError or ValueError if the other
+        tokenizer cannot be loaded.
         """
 
 
@@ -149,7 +150,7 @@ def _id_differences(
     differences = []
     if ends and own.end_ids and not set(ends) & set(own.end_ids):
         differences.append(f"{whose} has end_id {list(ends)}; here: {list(own.end_ids)}.")
-    # Accept an end id as the padding id, which is usual.
+    # Accept an end id as the padding id, because many models use the same id for both.
     if pads and own.pad_id is not None and not set(pads) & {own.pad_id, *own.end_ids}:
         differences.append(f"{whose} has pad_id {list(pads)}; here: {own.pad_id}.")
     return differences

@@ -154,10 +154,10 @@ class LLM:
             )
 
     def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
-        """Return the stop strings and stop token ids of a request, each as token ids.
+        """Return the stop strings and stop token ids of a request as (stop reason, token ids).
 
-        Each item is a tuple of the stop reason, which is the string or the id, and the token ids.
-        The request's end id is not included.
+        The stop reason is the stop string itself or the stop token id itself. The request's end id
+        is not included.
         """
         stops: list[tuple[int | str, list[int]]] = [
             (stop, self.tokenizer.encode(stop, special=False)) for stop in params.stop_strings

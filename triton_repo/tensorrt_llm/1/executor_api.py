@@ -19,8 +19,8 @@ try:
     import torch
 
     if trtllm.__name__ == CPU_EXECUTOR:
-        # Do not use torch if the CPU executor is installed as tensorrt_llm. Such a torch may be the
-        # CPU executor's replacement, which has only the names that upstream uses.
+        # The CPU executor is installed under the name tensorrt_llm. In this case, do not use torch:
+        # it may be the CPU executor's replacement, which has only the names that upstream uses.
         torch = None
 except ModuleNotFoundError as missing:
     # Use the CPU executor only if TensorRT-LLM is not installed. If an installed TensorRT-LLM fails
@@ -31,7 +31,8 @@ except ModuleNotFoundError as missing:
 
     torch = None
 
-# The arguments of LookaheadDecodingConfig, in order. Inputs and model parameters have these names.
+# Names of the Triton inputs, and of the model parameters, for the arguments of
+# LookaheadDecodingConfig, in the order of the arguments.
 LOOKAHEAD = (
     "lookahead_window_size",
     "lookahead_ngram_size",

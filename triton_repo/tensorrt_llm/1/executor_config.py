@@ -48,7 +48,7 @@ class ModelParameters:
         )
 
     def paths(self, name: str) -> list[list[int]] | None:
-        """Return the paths of a token tree. Its text has the form `{0, 0}, {0, 1}`."""
+        """Return the paths of a tree of draft tokens. The parameter's form is `{0, 0}, {0, 1}`."""
         return self._read(
             name,
             lambda value: [
