@@ -267,13 +267,13 @@ def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slice
 
 
 def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
-    """Return ranges of rows in the B of a fused layer, in the order in which the engine needs them.
+    """Return row ranges of a fused layer's LoRA matrix B, in the order that the engine needs.
 
     For gate_up, TensorRT-LLM needs the rows of up before the rows of gate. In Hugging Face's B, the
     rows of gate come first.
 
-    With tensor parallelism, each rank gets one contiguous part of the result. This part must have
-    the rank's share of q, k and v (or of up and gate), so the shares of one rank are adjacent.
+    With tensor parallelism, each rank gets one contiguous part of the reordered rows. A rank needs
+    its share of q, of k and of v (or of up and of gate), so the ranges of one rank are adjacent.
     TensorRT-LLM does the same in `interleave_fused_lora_weights_for_tp` of lora_manager.py.
     """
     bounds: list[tuple[int, int]] = []

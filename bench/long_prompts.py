@@ -119,7 +119,10 @@ def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
 def _background_load(
     bench: Bench, server: Server, body: bytes, streams: int, seconds: float
 ) -> Iterator[list[Future[Seen]]]:
-    """Run `streams` closed loops in the background for `seconds`. Yield the futures of the load."""
+    """Run `streams` closed loops in background processes for `seconds`.
+
+    Yield one future per process, with the measurements of the process.
+    """
     now = time.monotonic()
     load = Load(
         port=server.port,

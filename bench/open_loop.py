@@ -53,7 +53,8 @@ class OpenLoad:
     """Load that one or more client processes generate.
 
     Requests are sent from the start of the load until `end`. The window is the time from `begin` to
-    `end`. A request is counted if it is sent in the window, or if its tenant has `before` set.
+    `end`. A request is counted if it is sent in the window. Of a tenant whose `before` is True, all
+    requests are counted, also those before the window.
     Answers may arrive until `tail_s` seconds after `end`. `begin` and `end` are times of the
     monotonic clock, which all processes share.
     """

@@ -39,7 +39,7 @@ _LEFTOVER_S = 3600.0
 
 
 class Disk:
-    """Folder with versions and records. Methods are thread-safe.
+    """Folder with the versions and records of LoRA adapters. Methods are thread-safe.
 
     They block on I/O, and raise `OSError` if the disk fails.
     """

@@ -100,7 +100,9 @@ class RedisSettings:
 
 
 class RedisTier:
-    """Versions and records in Redis. All methods except `listen` block; call them from threads.
+    """Versions and records of LoRA adapters in Redis.
+
+    All methods except `listen` block: call them from threads.
 
     The methods raise `StoreUnavailable` if Redis cannot be used, for example after a timeout. They
     raise `WritesRefused` or another `StoreError` if Redis refuses the command.

@@ -28,7 +28,7 @@ Facts = dict[str, Any]
 
 
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
-    """Merge the parts of all workers, and return the result.
+    """Merge the state of all workers of this gateway, which is one `Part` per worker.
 
     The first part must have been made with `complete=True`. The parts are modified. `now` is the
     present time in seconds since 1970.

@@ -127,9 +127,10 @@ def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
 
 
 def _sort_by_preference(kinds: Sequence[ModelVariant]) -> Sequence[ModelVariant]:
-    """Return the variants sorted: variants that take token ids first, then by prompt limit.
+    """Return the variants, sorted by preference.
 
-    A longer limit comes before a shorter one.
+    Variants that take token ids come before variants that take text. Among each of the two kinds,
+    variants that allow longer prompts come first.
     """
     if len(kinds) == 1:
         return kinds

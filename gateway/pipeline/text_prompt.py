@@ -160,9 +160,9 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
 def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     """Return a (word, bias) pair for each token in `logit_bias`.
 
-    The word is the text of the token. Preprocessing encodes each word, and adds the tokenizer's
-    special tokens. A word is therefore valid only if this encoding gives exactly one token. Raise
-    UnsupportedParameter if a token has no valid word.
+    The word is the text of the token. Triton's preprocessing model tokenizes the word again,
+    including special tokens that its tokenizer adds. So a word is valid only if all this gives
+    exactly one token: the wanted one. Raise UnsupportedParameter if a token has no valid word.
     """
     words = []
     for token_id, bias in options.params.logit_bias:

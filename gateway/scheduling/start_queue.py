@@ -60,11 +60,11 @@ While the queue is full, each tenant with waiting requests may have an equal par
 A request is refused if its tenant already has as many waiting requests.
 """
 
-# Upper bound in seconds for the measured duration of a turn. If the process was paused, a turn
-# takes longer, and would make the measured work per second much too low.
+# Upper bound in seconds for the measured duration of an event loop turn. If the process was paused,
+# a turn takes longer, and would make the measured work per second much too low.
 _MAX_TURN_S = 0.25
-# Assumption with which the measurements for a new queue begin: `_ASSUMED_WORK_PER_S` units of work
-# per second were measured for `_ASSUMED_S` seconds.
+# A new queue has no measurements yet. It starts as if `_ASSUMED_WORK_PER_S` units of work per
+# second had been measured for `_ASSUMED_S` seconds.
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
 # Half of the longest period in seconds that the measurements cover. When they cover a longer

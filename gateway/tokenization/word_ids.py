@@ -335,9 +335,9 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
 def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
     """Return the ids of added tokens, by text.
 
-    Return None if it is not enough to search the original text for the added tokens. For example,
-    some added tokens also remove the white space beside them. Also return None if an added token is
-    too long.
+    `WordIds` finds added tokens by a plain search for their texts. Return None if the tokenizer has
+    added tokens that a plain search does not handle: for example, some also remove the white space
+    beside them. Also return None if an added token is too long.
     """
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)

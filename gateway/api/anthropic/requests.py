@@ -197,7 +197,11 @@ class MessagesRequest(Prompt):
 
 
 class MessagesChat(ChatCompletionRequest):
-    """A chat request with options to leave out the thinking, or all output."""
+    """A chat request that was converted from an Anthropic request.
+
+    Its additional fields say which parts of the answer are left out, and how the client named its
+    parameters.
+    """
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_positions: tuple[int, ...] = ()

@@ -44,7 +44,8 @@ HINTS = frozenset(
         # Parameters of OpenRouter: the choice of a provider, and debugging and usage data in the
         # response.
         *("debug", "models", "provider", "route", "session_id", "trace", "transforms", "usage"),
-        # Routing of a request within other servers, and the size of the chunks of an answer.
+        # Parameters of other server products (such as NVIDIA Dynamo and SGLang) about routing,
+        # caching, and the size of streamed chunks.
         *("agent_hierarchy", "agent_hints", "annotations", "backend_instance_id"),
         *("cache_salt", "conversation_params", "data_parallel_rank", "decode_worker_id"),
         *("extra_fields", "extra_key", "guided_decoding_backend", "prefill_worker_id"),

@@ -157,10 +157,10 @@ def sort_fields(
     """Return the fields of a body, sorted by how each is handled.
 
     Args:
-        model: the request's model; its fields are served.
+        model: the pydantic model of the request. Its fields are the parameters that are served.
         given: the body. Fields that `model` lacks are removed from this dict.
-        strict: refuse hints.
-        refuse_unknown: refuse names that no table of parameters contains.
+        strict: refuse parameters that have no effect here, instead of ignoring them.
+        refuse_unknown: refuse names that neither this server nor any known server uses.
         without_effect: parameters of the protocol that have no effect at this endpoint.
 
     Raises:

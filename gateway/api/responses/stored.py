@@ -79,7 +79,8 @@ class StoredResponse(NamedTuple):
         chain: The ids of the earlier responses, oldest first.
         before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
-        turned: True if another record has the token ids of the prompt's new turns (see `turns_id`).
+        turned: True if another record has the token ids of the turns that this response's prompt has
+            in addition to the earlier responses' prompts (see `turns_id`).
     """
 
     response: dict[str, Any]

@@ -169,8 +169,8 @@ class Limits:
     def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
         """Return a copy of the request with only the limits that this process counts without Redis.
 
-        While Redis is down, the configured policy of a limit may be "refuse". Raise
-        LimitsUnavailable if the request has such a limit.
+        The configuration has a policy per limit for the time while Redis is down. Raise
+        LimitsUnavailable if the policy of one of the request's limits is "refuse".
         """
         local_limits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
