@@ -240,7 +240,7 @@ PARAMETERS = (
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
     # Parameters of the model tensorrt_llm that concern guided decoding. `triton_backend: python`
-    # needs tokenizer_dir; `tensorrtllm` needs the output file of generate_xgrammar_tokenizer_info.py.
+    # needs tokenizer_dir; `tensorrtllm` needs the output of generate_xgrammar_tokenizer_info.py.
     Parameter("guided_decoding_backend", (CORE,), one_of("xgrammar", "llguidance")),
     Parameter("tokenizer_dir", (CORE,), text()),
     Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),

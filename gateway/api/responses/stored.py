@@ -79,8 +79,8 @@ class StoredResponse(NamedTuple):
         chain: The ids of the earlier responses, oldest first.
         before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
-        turned: True if another record has the token ids of the turns that this response's prompt has
-            in addition to the earlier responses' prompts (see `turns_id`).
+        turned: True if another record (see `turns_id`) has the token ids of those turns of the prompt
+            that no earlier response stored.
     """
 
     response: dict[str, Any]
