@@ -79,8 +79,8 @@ class StoredResponse(NamedTuple):
         chain: The ids of the earlier responses, oldest first.
         before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
-        turned: True if another record (see `turns_id`) has the token ids of those turns of the prompt
-            that no earlier response stored.
+        turned: True if another record (see `turns_id`) has token ids: those of the prompt's turns
+            that no earlier response has stored.
     """
 
     response: dict[str, Any]
