@@ -49,9 +49,9 @@ MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.i
 LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
 """Modules whose converted rows depend on the engine's tensor parallel size (`tp_size`).
 
-The rows of fused modules are interleaved for the engine's tensor parallel ranks. Expert modules are
-converted only for engines with one rank, because TensorRT-LLM cannot split the rows of experts (see
-`adapters.plan`).
+In fused modules, the rows that one GPU needs are stored next to each other. Expert modules are
+converted only for engines with a `tp_size` of 1, because TensorRT-LLM cannot split the rows of
+experts over several GPUs (see `adapters.plan`).
 """
 
 _CONFIG_ROW = struct.Struct("<3i")
@@ -79,7 +79,7 @@ class LoraSettings:
     base_model_name_or_path: str | None
 
     def scale(self, alpha: float, rank: int) -> float:
-        """Return the factor of the LoRA product, alpha / rank.
+        """Return the factor by which the product of B and A is multiplied: alpha / rank.
 
         With rank-stabilised LoRA (arXiv 2312.03732), the factor is alpha / sqrt(rank).
         """
@@ -122,7 +122,8 @@ class Converted:
 
     Attributes:
         config: int32 [1, rows, 3]. Each row has the module id, the layer and the rank.
-        weights: [1, rows, width] in `dtype`. Each row has the values of A and B (`adapters.plan`).
+        weights: [1, rows, width] in `dtype`. Each row has the values of A and B, in the order that
+            `adapters.plan` describes.
         digest: the hex digest that `content_digest` computes from the two tensors.
         tp_size: tensor parallel size of the engines that can use the tensors. None if engines of
             any size can use them, or if the size is unknown. `digest` does not depend on

@@ -24,8 +24,8 @@ class BaseModel:
     `names` lists the names under which the model is known. The `base_model_name_or_path` of an
     adapter must match one of these names. All other fields are named as in TensorRT-LLM's
     configuration. Sizes describe the complete model, before any tensor parallel split.
-    `lora_target_modules` may contain modules that only later TensorRT-LLM releases have, and that
-    are missing in `MODULE_IDS`.
+    `lora_target_modules` may contain modules of newer TensorRT-LLM releases, which are missing in
+    `MODULE_IDS`.
     """
 
     names: tuple[str, ...]
@@ -60,8 +60,7 @@ def read_base_model(
 
     The name of the folder is added to `names`, and so is the file's `_name_or_path` if it exists.
 
-    The keyword arguments override the values of the file. For a Hugging Face model, the last two
-    arguments have defaults, because the model's file states neither LoRA modules nor a rank.
+    The keyword arguments override the values of the file.
 
     Args:
         dtype: data type of `lora_weights`. Pass this argument if Triton's model configuration
@@ -120,8 +119,9 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         allowed = "auto or a dtype: build the engine with --lora_plugin"
         raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
     modules = engine.lora_target_modules
-    # Accept unknown modules of later releases if at least one module is known. An adapter that
-    # changes an unknown module is refused when it is converted.
+    # Accept unknown modules, because newer TensorRT-LLM releases have more modules. At least one
+    # module must be known. An adapter that changes an unknown module is refused when it is
+    # converted.
     if MODULE_IDS.keys().isdisjoint(modules):
         field = "build_config.lora_config.lora_target_modules"
         raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")

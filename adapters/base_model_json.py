@@ -1,7 +1,8 @@
 """JSON format of a `BaseModel`.
 
-Gateways store the base model and the adapters that were converted for this model in Redis. Agents
-on the engines' machines read the base model from Redis, to write the adapters' PEFT files.
+Gateways store the base model and the adapters that were converted for this model in Redis. On each
+engine's machine, this project's agent process reads the base model, to write the adapters' PEFT
+files.
 """
 
 from __future__ import annotations

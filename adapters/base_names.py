@@ -19,9 +19,9 @@ The value is the length of the longest path on Linux.
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
 # Suffixes in the names of quantized copies. The first matching suffix is removed from a name, so a
-# suffix such as "unsloth-bnb-4bit" must come before its own ending "bnb-4bit". GGUF and MLX are
-# left out on purpose, because PEFT does not train such models. QAT is left out because its weights
-# are not a copy: they were trained separately. `4bit` alone is left out, too.
+# suffix such as "unsloth-bnb-4bit" must come before its own ending "bnb-4bit". Three suffixes are
+# left out on purpose: GGUF and MLX, because PEFT does not train such models, and QAT, because these
+# weights were trained separately and are no copy. `4bit` without `bnb-` is not removed either.
 _QUANTIZATIONS = (
     *("unsloth-bnb-4bit", "bnb-4bit", "bnb-8bit", "bnb-nf4"),
     *("gptq-int4", "gptq-int8", "gptq", "awq-int4", "awq", "int4", "int8"),

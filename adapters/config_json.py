@@ -18,10 +18,12 @@ _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """A file is invalid, or one of its fields. `field` is "" if no single field is the cause.
+    """Error for an invalid config.json.
 
-    The message begins with the path and the field. It continues with "found ...; allowed: ...", or
-    with the argument `says` if this argument is given.
+    `field` names the invalid field. It is "" if no single field is the cause.
+
+    The message begins with the path and the field. The rest is the argument `says`, or "found ...;
+    allowed: ..." if `says` is "".
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ConfigMissing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object in the file, with methods that check the types of its fields.
+    """A JSON object in a config.json, with methods that check the types of the object's fields.
 
     A field with the value null counts as absent. If a method is called with several field names, it
     returns the value of the first field that is present. Methods raise ConfigError if a field has a

@@ -29,8 +29,8 @@ from adapters.plan import LoraRow, plan
 
 Floats = npt.NDArray[np.float32]
 
-# Smallest magnitude that rounding turns into infinity, by data type. It lies half a rounding step
-# above the largest finite value.
+# Smallest magnitude that rounding turns into infinity, by data type. Each number lies half a
+# rounding step above the largest finite value of the type.
 _OVERFLOW = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp+127")}
 
 
@@ -116,7 +116,7 @@ def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
 
 
 def _round_to_dtype(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
-    """Round values to the nearest value of `dtype`; in a tie, to the even one.
+    """Round values to the nearest value of `dtype`. Ties are rounded to even, as in IEEE 754.
 
     bfloat16 values are returned as their bits, in uint16.
     """

@@ -88,9 +88,10 @@ class EngineConfig:
 
     @property
     def can_reuse_kv_cache(self) -> bool | None:
-        """True if the engine can reuse the KV cache and split prompts into chunks; None if unknown.
+        """True if the engine can reuse cached prompt prefixes and process prompts in chunks.
 
-        Both features need a paged KV cache, and attention kernels that read its blocks.
+        None if unknown. Both features need a paged KV cache, and attention kernels that can read
+        it.
         """
         if self.paged_kv_cache is False or self.use_paged_context_fmha is False:
             return False
@@ -98,7 +99,7 @@ class EngineConfig:
 
 
 def read_engine_config(folder: Path) -> EngineConfig:
-    """Read the engine's ``folder/config.json``, in the format of any supported release.
+    """Read the engine's ``folder/config.json``, in the format of TensorRT-LLM v0.5 or later.
 
     Raise ConfigError if the file cannot be read or does not describe an engine.
     """

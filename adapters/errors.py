@@ -90,7 +90,7 @@ class UnsupportedFeature(AdapterError):
 
 
 class UnsupportedModule(AdapterError):
-    """The adapter changes a module that the engine was not built for, or that has no LoRA id."""
+    """The adapter changes a module that the engine, or TensorRT-LLM's LoRA, does not support."""
 
     code = "adapter_module_unsupported"
 
@@ -165,8 +165,8 @@ class UnknownAdapter(AdapterError):
 class UnknownVersion(AdapterError):
     """The adapter does not have the requested version.
 
-    The requested digest is the beginning of no version's digest, or of several. A rollback without
-    a digest also raises this error if no version was served earlier.
+    No version has a digest that begins with the requested digest, or several versions have one. A
+    rollback without a digest also raises this error if no version was served earlier.
     """
 
     code = "adapter_version_not_found"
@@ -179,7 +179,7 @@ class InvalidSource(AdapterError):
 
 
 class SourceNotAllowed(AdapterError):
-    """The gateway must not read from this source, or from the address it redirects to."""
+    """The source, or an address to which the source redirects, is not an allowed source."""
 
     code = "adapter_source_not_allowed"
 
@@ -191,7 +191,7 @@ class SourceUnavailable(AdapterError):
 
 
 class SourceUnsupported(AdapterError):
-    """The package that is needed for this type of source is not installed."""
+    """A package that this type of source needs, such as s3fs for S3, is not installed."""
 
     code = "adapter_source_unsupported"
 

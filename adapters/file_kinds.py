@@ -1,7 +1,7 @@
 """Detection of files with another format than their names suggest, by their first bytes.
 
-Such files occur in downloaded models and adapters. Examples are a pickle, a file of llama.cpp, and
-the pointer that Git writes if Git LFS is not installed.
+Such files occur in downloaded models and adapters. Examples are a pickle, a GGUF file for
+llama.cpp, and the pointer file that Git writes if Git LFS is not installed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def kind_of_file(path: Path) -> FileKind | None:
 
 
 def find_gguf(folder: Path) -> str | None:
-    """Return the name of a GGUF file in a folder; None if there is none."""
+    """Return the name of a GGUF file in a folder. Return None if the folder has no GGUF file."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]

@@ -37,7 +37,7 @@ class FileProblem:
 
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each tokenizer file whose content has another format.
+    """Return a problem for each tokenizer file whose content does not have the expected format.
 
     The content may be a Git LFS pointer or a web page, for example (see `adapters.file_kinds`).
     """

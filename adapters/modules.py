@@ -121,8 +121,8 @@ GPT = Family(
     },
 )
 
-# Families by architecture. The names are from the engine's pretrained_config or from the Hugging
-# Face configuration.
+# Families by architecture. The keys are architecture names from an engine's pretrained_config or
+# from a Hugging Face configuration.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "LLaMAForCausalLM": LLAMA,
@@ -159,8 +159,8 @@ def family(base: BaseModel) -> Family:
 def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
     """Return the sizes (in, out) of a LoRA module in the TensorRT-LLM runtime.
 
-    The sizes are those before any tensor parallel split. A row with rank r has r * (in + out)
-    values.
+    The sizes are for the complete module, before any tensor parallel split. A row with rank r has
+    ``r * (in + out)`` values.
     """
     hidden, mlp, experts = base.hidden_size, base.intermediate_size, base.num_experts
     q = base.num_attention_heads * base.head_size

@@ -42,8 +42,8 @@ from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 # Data type of bfloat16 values in the converter's files: 2-byte void, because numpy has no bfloat16.
 _BFLOAT16 = np.dtype("V2")
 _DTYPES = (np.dtype("<f2"), np.dtype("<f4"), _BFLOAT16, np.dtype("<i4"))
-# Limit of the header in bytes. The converter's headers have 118 bytes. A malicious header of this
-# size takes milliseconds to parse.
+# Limit of the header in bytes. The converter's headers have 118 bytes. Without the limit, a long
+# malicious header could block the process. A header of this size takes only milliseconds to parse.
 _MAX_HEADER = 10_000
 _NPY: Any = _format  # Any, because the module's functions have no annotations
 _HEADERS: Mapping[tuple[int, int], Any] = {

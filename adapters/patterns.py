@@ -19,7 +19,7 @@ MAX_PATTERN = 256
 _ATOM = r"[A-Za-z0-9_.-]|\\[.dw-]|\[\^?(?:[A-Za-z0-9_.](?:-[A-Za-z0-9])?|\\[.dw-])+\]"
 _REPEAT = r"[*+?]\??|(?<!\))\{[0-9]{1,2}(?:,[0-9]{0,2})?\}\??"
 # Syntax of an allowed key. Matching a key against this regular expression takes linear time,
-# because all its alternatives start with different characters, and not with a repetition.
+# because all its alternatives start with different characters, and none starts with a repetition.
 _LANGUAGE = re.compile(rf"(?:\((?:\?:|(?!\?))|[|^$]|\\b|(?:{_ATOM}|\))(?:{_REPEAT})?)*")
 ALLOWED = (
     f"up to {MAX_PATTERN} characters of names, . | ( ) (?: ) ^ $ \\. \\d \\w \\b, classes such as "
@@ -38,7 +38,7 @@ class NotAllowed(ValueError):
 class ModulePattern:
     """A compiled key of `rank_pattern` or `alpha_pattern`.
 
-    `matches` returns True exactly if this expression of PEFT matches:
+    `matches` returns True in the same cases as the expression that PEFT evaluates:
     ``re.match(rf"(.*\\.)?({key})$", path)``.
     """
 

@@ -138,8 +138,8 @@ def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair]
         unmatched = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
         allowed = "linear layers of " + base.architecture
         raise UnsupportedModule(_FILE, "modules", unmatched, allowed, _WHY)
-    # Leave out layers of zeros. The conversion added them for the C++ runtime, and TensorRT-LLM's
-    # reader of PEFT files adds them itself.
+    # Leave out layers of zeros. `adapters.plan` added these layers for the C++ runtime. When
+    # TensorRT-LLM reads PEFT files, it adds missing layers itself.
     trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
     written = trained or pairs
     fed = (placements(projections[path], engine) for path in written)
@@ -197,7 +197,7 @@ def _pad(bits: Bits, shape: tuple[int, int]) -> Bits:
 
 
 def _build_header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
-    """Return a safetensors header, padded to let the values start at a multiple of 8 bytes."""
+    """Return a safetensors header, padded with spaces to a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     start = 0
     for name, bits in tensors.items():

@@ -38,7 +38,7 @@ MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
 _QKV = ("attn_q", "attn_k", "attn_v")
 # Limit of the work for matching the keys of rank_pattern and alpha_pattern with the modules. The
 # work is the number of characters of all keys, times the number of paths that the modules may have.
-# A large adapter with one key for each of its 441 modules needs 8 million.
+# For a large adapter with one key for each of its 441 modules, this product is 8 million.
 _MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
@@ -272,9 +272,9 @@ def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
     For gate_up, TensorRT-LLM needs the rows of up before the rows of gate. In Hugging Face's B, the
     rows of gate come first.
 
-    With tensor parallelism, each rank gets one contiguous part of the reordered rows. A rank needs
-    its share of q, of k and of v (or of up and of gate), so the ranges of one rank are adjacent.
-    TensorRT-LLM does the same in `interleave_fused_lora_weights_for_tp` of lora_manager.py.
+    With tensor parallelism, each GPU gets one contiguous part of the reordered rows. A GPU needs
+    its share of q, of k and of v (or of up and of gate), so these ranges are adjacent in the
+    result. TensorRT-LLM does the same in `interleave_fused_lora_weights_for_tp` of lora_manager.py.
     """
     bounds: list[tuple[int, int]] = []
     start = 0
@@ -347,8 +347,9 @@ def _merge(known: LoraRow | None, row: LoraRow, pair: _Pair) -> LoraRow:
     """Return a row that combines `row`, which has one expert's values, with `known`.
 
     All experts of a layer share one row for each LoRA module. `known` is this row with the values
-    of the experts that were added before; None if there were none. Raise `InvalidRank` if the
-    ranks differ, and `CorruptFile` if the layer is no expert but already has a row.
+    of the experts that were added before; None if there were none. Raise `InvalidRank` if the two
+    LoRA ranks differ. Raise `CorruptFile` if a row already exists for a linear layer that is not an
+    expert.
     """
     if known is None:
         return row

@@ -5,11 +5,13 @@ missed a change. `merge` combines two copies. It is commutative, associative and
 copies converge in any order of merging:
 
 - A name's `life` is a number that grows when a removed name is added again. The copy with the
-  higher life wins. Within one life, a removed copy wins. An old copy can therefore never restore a
-  removed adapter.
-- Within a life, versions are only added, so the merged record has the versions of both copies.
-- The served version, and the history of served versions, come from the copy with the later last
-  change: the copy with the higher `revision`, or with the higher `updated` for equal revisions.
+  higher `life` wins. If both copies have the same `life`, a removed copy wins. An old copy can
+  therefore never restore a removed adapter.
+- Until the name is removed, versions are only added. The merged record therefore has the versions
+  of both copies.
+- The served version and the history of served versions come from the copy that was changed last.
+  This is the copy with the higher `revision`. If the revisions are equal, the copy with the higher
+  `updated` wins.
 - `declared` comes from the copy with the higher `declared.revision`.
 
 See decision 022 in docs/decisions.
@@ -90,13 +92,14 @@ class Version:
     Attributes:
         digest: identifier of the version: a digest of `weights` and of `chat_template`. Without a
             chat template, it equals `weights`.
-        weights: the `content_digest` of the converted tensors. Stores use it as their key.
+        weights: the `content_digest` of the converted tensors. Stores use this digest as the key of
+            the tensors.
         created: time when the version was added, in seconds since 1970.
         nbytes: size of the converted weights in bytes.
         source: where the adapter came from, as text or as a URL without secrets.
         task_id: `lora_task_id` that identifies the weights to engines, from 1 to 2**63 - 1.
-        added_by: `DECLARED`, `SETTINGS`, or the start of the hash of an admin's key. None in
-            records that older gateways wrote.
+        added_by: `DECLARED`, `SETTINGS`, or the first characters of the hash of an admin's API key.
+            None in records that older gateways wrote.
         tp_size: `Converted.tp_size`. None in records that older gateways wrote.
     """
 
@@ -153,8 +156,8 @@ class Version:
 class DeclaredContent(NamedTuple):
     """The version that the configuration file last specified for a name.
 
-    `digest` is the version's digest. `revision` is the value of `Record.revision` after a gateway
-    has stored the digest here.
+    `digest` is the version's digest. `revision` is the `Record.revision` after the change that set
+    this digest.
     """
 
     revision: int
@@ -272,16 +275,16 @@ def merge(one: Record, other: Record) -> Record:
 
 
 def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
-    # Compare the last changes of two copies: the larger tuple wins. If the copies differ only in
-    # `before`, the copy that has a `before` wins.
+    # Return a sort key for `merge`: the copy with the larger key was changed last. If two copies
+    # differ only in `before`, the copy whose `before` is not None has the larger key.
     before = record.before
     return record.revision, record.updated, record.served, before is not None, before or ()
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:
-    # Order two copies of a version: the copy with the smaller sort key wins. Gateways of older
-    # releases drop the fields `chat_template`, `added_by` and `tp_size`, so copies with these
-    # fields sort first.
+    # Return a sort key for `merge`: of two copies of a version, the copy with the smaller key wins.
+    # Gateways of older releases drop the fields `chat_template`, `added_by` and `tp_size`. Copies
+    # with these fields therefore have smaller keys.
     bare, unsigned = version.chat_template is None, version.added_by is None
     first = version.created, version.digest, version.base, version.source, version.task_id
     return *first, bare, unsigned, version.added_by or "", version.tp_size or math.inf

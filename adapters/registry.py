@@ -50,7 +50,7 @@ class Store(Protocol):
         """Store the tensors durably. If the digest is already stored, do nothing."""
 
     async def records(self) -> Mapping[str, Record]:
-        """Return all records by name, including removed records.
+        """Return all records by name, including the records of removed names.
 
         The result includes every change that was made through this object.
         """
@@ -181,8 +181,8 @@ class Registry:
     async def rollback(self, name: str, digest: str | None = None) -> Record:
         """Serve an earlier version, and return the record.
 
-        Without `digest`, serve the version that was served before the current version. A later
-        rollback without `digest` ignores all versions that were served after this version.
+        Without `digest`, serve the version that was served before the current version. Another
+        rollback without `digest` goes back one version further.
         """
         now = self._clock()
 
@@ -237,11 +237,11 @@ def _require_live(name: str, record: Record | None) -> Record:
 
 
 def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
-    """Return the record with the version `digest` as the version that the file specified last.
+    """Return the record after the configuration file has specified the version `digest`.
 
-    The file is the configuration file, and the version must exist. Serve the version if the file
-    specified another version before. Raise `UnknownAdapter` if the name is not registered, and
-    `UnknownVersion` if the version does not exist.
+    If the file specified another version before, the result serves the version `digest`. Raise
+    `UnknownAdapter` if the name is not registered. Raise `UnknownVersion` if the version does not
+    exist.
     """
     known = _require_live(name, record)
     known.find(digest)

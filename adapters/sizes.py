@@ -26,11 +26,11 @@ class CacheSettings:
     """LoRA cache parameters of the `tensorrt_llm` model in Triton.
 
     Attributes:
-        host_bytes: lora_cache_host_memory_bytes.
+        host_bytes: size of the host cache in bytes, `lora_cache_host_memory_bytes`.
         gpu_bytes: size of the GPU cache in bytes; None if unknown. This is the GPU memory that
             engine and KV cache leave free, times lora_cache_gpu_memory_fraction.
-        optimal_adapter_size: lora_cache_optimal_adapter_size, a rank.
-        max_adapter_size: lora_cache_max_adapter_size, a rank.
+        optimal_adapter_size: LoRA rank in `lora_cache_optimal_adapter_size`.
+        max_adapter_size: LoRA rank in `lora_cache_max_adapter_size`.
     """
 
     host_bytes: int = DEFAULT_HOST_BYTES
@@ -45,8 +45,8 @@ class CacheFit:
 
     All numbers are for one GPU and host. If the host cache is smaller than `host_min_bytes`,
     TensorRT-LLM does not start ("Not enough space allocated to host LoRA cache"). `host_adapters`
-    and `gpu_adapters` are the numbers of adapters that fit into the host cache and into the GPU
-    cache at once, if each adapter is as large as the set's largest adapter.
+    is the number of adapters that fit into the host cache together, if each is as large as the
+    set's largest adapter. `gpu_adapters` is this number for the GPU cache.
     """
 
     page_bytes: int
@@ -165,9 +165,9 @@ class _Pages:
 
 
 def _local_size(module: str, base: BaseModel) -> int:
-    """Return the sum of a module's input and output size on one tensor parallel rank.
+    """Return the sum of a module's input and output size on one GPU of a tensor parallel group.
 
-    On that rank, a LoRA row with rank r has r times this number of values.
+    On this GPU, a LoRA row of rank r has r times this number of values.
     """
     inputs, outputs = module_sizes(module, base)
     if module == "moe_router":

@@ -103,8 +103,8 @@ def before_first_token(bench: Bench, server: Server, first: int, count: int) -> 
     """Return the seconds from each client's disconnect until the upstream gets a stop request.
 
     `count` clients disconnect before the first token. Requests that were not stopped are left out.
-    The upstream's log identifies a request by its `max_tokens`. The values are `first`, `first` + 1
-    and so on, and no other request may have one of them.
+    The requests have the values `first`, `first` + 1 and so on of `max_tokens`, because the
+    upstream's log identifies a request by this number. No other request may have the same number.
     """
     (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
     left = asyncio.run(
@@ -152,8 +152,8 @@ async def _disconnect_clients(
 async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
     """Wait until the scripted upstream has logged all `wanted` events.
 
-    Return without an error after `patience_s` seconds. An element of `wanted` is the `max_tokens`
-    of a request and the name of an event.
+    If events are still missing after `patience_s` seconds, return without an error. An element of
+    `wanted` is the `max_tokens` of a request and the name of an event.
     """
     deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():
@@ -165,8 +165,8 @@ async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
     """Return the time of each logged event, by the request's `max_tokens` and the event's name.
 
-    The scripted Triton does not end these requests when it receives a stop request, so a gateway
-    may send several. The time is then that of the first stop request.
+    The scripted Triton does not end a logged request when it receives a stop request. A gateway may
+    therefore send several stop requests. The returned time is that of the first.
     """
     whole, _, _ = bench.events.read_text().rpartition("\n")
     lines = map(json.loads, reversed(whole.splitlines()))

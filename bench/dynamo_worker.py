@@ -3,9 +3,9 @@
     python -m bench.dynamo_worker --model FOLDER --name NAME [--events FILE]
 
 As in the scripted Triton (`bench.upstream`), a request's `max_tokens` and `seed` select the length
-and the pace of the answer. FILE is the log of the requests' events. When Dynamo stops the context
-of a request, the worker logs a stop request. The worker needs the packages ai-dynamo and
-ai-dynamo-runtime.
+and the pace of the answer. FILE is the log of the requests' events. Dynamo stops a request through
+the request's `Context` object. The worker logs this as a stop request. The worker needs the
+packages ai-dynamo and ai-dynamo-runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ScriptedAnswer:
     """The tokens of one response, which the worker's `Pacer` releases one at a time.
 
     `DynamoWorker.generate` takes the released tokens. With the pace `BURST`, the pacer pauses while
-    `generate` has not yet taken `_WAITING` released tokens.
+    `_WAITING` released tokens wait for `generate`.
     """
 
     def __init__(self, tokens: int) -> None:

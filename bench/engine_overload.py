@@ -3,13 +3,17 @@
     python -m bench.engine_overload [--seconds 45] [--settle 15] [--times 1 2 5]
 
 A real Triton serves the synthetic engine, which runs 16 requests at once. A request gets its first
-token after 100 ms, then 20 tokens a second. The engine's capacity is measured first, in tokens per
-second with all slots in use. In the next windows, three tenants send requests for 20 to 60 tokens
-at random times. Together they request once, twice and five times the capacity. Each load is sent
-through two gateways: one with GATEWAY_REFUSE_EARLY off, one with it on. Goodput is the number of
-tokens per second on streams whose first token came within 2 s. In the last windows, one tenant
-requests three fifths of the capacity. A second tenant of lower priority requests four times the
-capacity; its first tokens may take 15 s.
+token after 100 ms, then 20 tokens a second. The command first measures the engine's capacity, in
+tokens per second with all slots in use. Then it generates two kinds of load:
+
+- Three tenants send requests for 20 to 60 tokens at random times. In successive windows, they
+  request once, twice and five times the capacity in total.
+- One tenant requests three fifths of the capacity. A second tenant of lower priority requests four
+  times the capacity.
+
+Each load is sent through two gateways: one with GATEWAY_REFUSE_EARLY off, one with it on. Goodput
+is the number of tokens per second on streams whose first token came within 2 s. The limit is 15 s
+for the tenant of lower priority.
 """
 
 from __future__ import annotations
@@ -103,7 +107,8 @@ async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list
         asked = Asked(tenant, time.monotonic())
         seen.append(asked)
         tasks.add(asyncio.create_task(_ask(port, asked, chance.choice(LENGTHS))))
-    # Do not cancel yet: the first tokens of the last requests may still arrive in time.
+    # Do not cancel the unfinished requests yet: the first tokens of the latest ones may still
+    # arrive in time.
     await asyncio.sleep(BATCH_WITHIN_S if tenant == "batch" else WITHIN_S)
     for task in tasks:
         task.cancel()

@@ -1,9 +1,9 @@
 """HTTP/2 and gRPC server for the benchmark's scripted upstreams (Triton, and SMG's worker).
 
-A subclass of `ScriptedService` defines the methods and the responses. This module handles frames
-and flow control, and sends tokens at the pace that a request selects. The module uses no gRPC
-library: sending a token takes about a microsecond of CPU time, and with a library tens of
-microseconds.
+For each upstream, a subclass of `ScriptedService` defines the gRPC methods and the responses. This
+module handles frames and flow control, and sends tokens at the pace that a request selects. The
+module uses no gRPC library: sending a token takes about a microsecond of CPU time, and with a
+library tens of microseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 
 
 class Log:
-    """Log of the events of marked requests, as lines of JSON.
+    """Log of the events of marked requests (see `MARKED`), as lines of JSON.
 
     The log never forgets the id of a marked request, so a stop request is logged even if it arrives
     after the end of the answer.
@@ -86,8 +86,8 @@ class ScriptedService(ABC):
     def stop(self, request_id: str) -> bool:
         """End the answer to a request early, because a stop request has arrived.
 
-        The answer to a marked request is not ended: the stop request is only logged. Returns True
-        if the request was running.
+        The answer to a marked request (see `MARKED`) is not ended: the stop request is only logged.
+        Returns True if the request was running.
         """
         self.log.note(request_id, "stop")
         running = self.running.get(request_id)
@@ -169,8 +169,8 @@ class ServerCall:
     def takes(self, size: int) -> bool:
         """Return True if frames of `size` bytes, including headers, can be sent now.
 
-        Also returns True for a closed stream. The pacer must call the `emit` of such a stream: it
-        returns False, and the pacer then forgets the stream.
+        Also returns True for a closed stream. The pacer then calls `StreamedAnswer.emit`, which
+        returns False, and forgets the answer.
         """
         open_for = min(self.window, self._connection.window)
         return self.closed or (not self._connection.paused and open_for >= size)

@@ -61,12 +61,12 @@ _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
 
 
 def instructions(bench: Bench) -> list[dict[str, Any]]:
-    """Return rows with thousands of instructions: for a request in each protocol, and for a token.
+    """Return rows with instruction counts for a request in each protocol, and for a token.
 
-    A measured request generates one token. Requests are sent one at a time, because a gateway under
-    callgrind is forty times slower. In the row "a token, paced", the upstream sends a token only
-    after the client has received the previous token, so each token is delivered separately. Raises
-    Unmeasured if valgrind is not installed.
+    Counts are in thousands. A measured request generates one token. Requests are sent one at a
+    time, because a gateway under callgrind is forty times slower. In the row "a token, paced", the
+    upstream sends a token only after the client has received the previous token, so each token is
+    delivered separately. Raises Unmeasured if valgrind is not installed.
     """
     if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
         raise Unmeasured("valgrind is not installed")
@@ -215,8 +215,9 @@ def _by_part(dump: Path) -> Counter[str]:
     """Return the instructions in one callgrind file, by column of the table.
 
     The Valgrind manual describes the format ("Callgrind Format Specification"). A line of digits
-    has a position and a number of instructions. It belongs to the library in the last line `ob=`.
-    The line after a line `calls=` repeats the instructions of the called function, and is skipped.
+    has a position and a number of instructions. These instructions belong to the library that the
+    closest `ob=` line above names. The line after a `calls=` line repeats the instructions of the
+    called function, and is skipped.
     """
     names: dict[str, str] = {}
     found: Counter[str] = Counter()

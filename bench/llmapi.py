@@ -3,8 +3,8 @@
 In each response message, this model repeats the complete text so far. The model of the repository
 inflight_batcher_llm sends only the new token's id. The benchmark measures a gateway for each of the
 two repositories, in alternating windows with the same load: 100 streams with one token every 20 ms.
-Answers have 64, 512 or 4,096 tokens of 4 bytes. The beginnings and the ends of answers are equally
-frequent in a window.
+Answers have 64, 512 or 4,096 tokens of 4 bytes. In a window, all positions in an answer are equally
+frequent, so messages of all lengths are measured.
 """
 
 from __future__ import annotations

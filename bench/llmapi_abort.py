@@ -3,15 +3,18 @@
     python -m bench.llmapi_abort [--rounds 12] [--release main 1.3 1.2]
 
 A real Triton serves the synthetic engine through the llmapi repository, with the behaviour of three
-releases. The engine runs one request at a time. It sends the first token after 100 ms, then one
-every 20 ms. The measured request is aborted in one of four ways. A request through `gateway serve`
-ends because its client disconnects, its deadline passes or a stop string is generated. A request
-straight to Triton ends by a stop request. A second request waits in the engine's queue, and reports
-the time
-at which the engine started it. The result is the time in milliseconds from the abort to this start.
-With a stop string, the abort is the time of the token that completes the string. In the phase
-`queued`, a third request occupies the engine, and is stopped at the time of the abort. The exit
-code is 1 if a median is above 300 ms, or if the gateway does not count one end per request.
+TensorRT-LLM releases. The engine runs one request at a time. It sends the first token after 100 ms,
+then one every 20 ms. The measured request is aborted in one of four ways:
+
+- `client leaves`, `deadline`, `stop string`: the request goes through `gateway serve`. It ends
+  because its client disconnects, its deadline passes, or a stop string is generated.
+- `stop request`: the request goes straight to Triton, and a stop request ends it.
+
+A second request waits in the engine's queue, and reports the time at which the engine started it.
+The result is the time in milliseconds from the abort to this start. With a stop string, the abort
+is the time of the token that completes the string. In the phase `queued`, a third request occupies
+the engine, and is stopped at the time of the abort. The exit code is 1 if a median is above 300 ms,
+or if the gateway does not count one end per request.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ _ENDLESS, _SHORT = 100_000, 20
 _FOLLOWS_S = 0.02
 _PATIENCE_S = 60.0
 _ONE, _TWO, _THE = 487, 1346, 317
-# The engine's output: " one" ten times, " two" nine times, then " the". A request with the stop
-# string " one" ends at its first token, with " two" in the middle, and with " the" at the last one.
+# The engine's output: " one" ten times, " two" nine times, then " the". The stop string " one" ends
+# a request at its first token, " two" in the middle, and " the" at its last token.
 _SCRIPT = [_ONE] * 10 + [_TWO] * 9 + [_THE]
 HOW = ("client leaves", "deadline", "stop request", "stop string")
 # Seconds from the request to its abort.
@@ -65,7 +68,7 @@ _STOPS = {
 
 
 class Deployment:
-    """A gateway, and a Triton with the model of one release."""
+    """A gateway, and a Triton with the llmapi model of one TensorRT-LLM release."""
 
     def __init__(self, model: DirectModel, http: httpx.AsyncClient) -> None:
         self._model = model

@@ -5,8 +5,8 @@
 Two versions of model.py are tested: this project's, and one that polls for ended requests, as
 TensorRT-LLM's does. Each version is tested with and without streaming, with a new Triton process
 that serves the synthetic engine. Chats go through `gateway serve`. A test ends early if Triton
-dies. The last row of the table, polling with streaming, shows the risk of TensorRT-LLM's model.py.
-The exit code is 1 if a chat failed or Triton died in any other row.
+dies. In the last row of the table (polling with streaming), Triton may die, as with TensorRT-LLM's
+own model.py. The exit code is 1 if a chat failed or Triton died in any other row.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Seen:
         busy: CPU time of the busiest client process, as a fraction of one core.
         first: times from sending a request to the first token of the answer.
         gaps: times between two reads from one stream's socket that return at least one token.
-        errors: messages of failed streams, at any time.
+        errors: error messages of failed streams, also from before `begin`.
     """
 
     tokens: int = 0

@@ -140,7 +140,7 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
 
 
 async def longest_silence(url: str, until: asyncio.Event) -> float:
-    """Return the gateway's longest response time in seconds until the event is set.
+    """Return the gateway's longest response time in seconds until the event `until` is set.
 
     The requests are for /health/live and need almost no work, so the longest response time is the
     longest stall of the gateway's event loop.

@@ -181,8 +181,8 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
 
     Yield a list of the response times in seconds, which grows during the context. The longest
     response time shows how long the server's event loop was stalled. The thread connects
-    immediately, and sends requests from the monotonic time `begin` on. It asks for the highest
-    priority, because its own delays add to the response times.
+    immediately, and sends requests from the monotonic time `begin` on. It requests the highest
+    scheduling priority, because its own delays would lengthen the response times.
     """
     latencies: list[float] = []
     over = threading.Event()

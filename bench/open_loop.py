@@ -53,10 +53,10 @@ class OpenLoad:
     """Load that one or more client processes generate.
 
     Requests are sent from the start of the load until `end`. The window is the time from `begin` to
-    `end`. A request is counted if it is sent in the window. Of a tenant whose `before` is True, all
-    requests are counted, also those before the window.
-    Answers may arrive until `tail_s` seconds after `end`. `begin` and `end` are times of the
-    monotonic clock, which all processes share.
+    `end`. Only requests that are sent in the window are counted. For a tenant whose `before` is
+    True, all requests are counted, although they are sent before the window. Answers may arrive
+    until `tail_s` seconds after `end`. `begin` and `end` are times of the monotonic clock, which
+    all processes share.
     """
 
     port: int
@@ -76,7 +76,7 @@ class Outcome:
         finished: number of complete answers with status 200.
         unfinished: number of requests without a complete answer: the connection failed, or the
             answer had not ended `OpenLoad.tail_s` seconds after the window.
-        tokens: number of tokens that arrived in the window. Their requests may be older.
+        tokens: number of tokens that arrived in the window, also for requests that are not counted.
         useful: the part of `tokens` in answers whose first token arrived in time, which means
             within `USEFUL_WITHIN_S`.
         first: times from sending a request to the first token.

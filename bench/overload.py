@@ -127,8 +127,9 @@ def _engines(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
 def _closed(bench: Bench, server: Server) -> float:
     """Return the server's capacity in tokens per second, measured in a closed loop.
 
-    The numbers of streams in `CLOSED_STREAMS` are tried one after another until the server refuses
-    no request. Raises Unmeasured if it refuses requests even with the fewest streams.
+    The numbers of streams in `CLOSED_STREAMS` are tried from the largest to the smallest, until the
+    server refuses no request. Raises Unmeasured if the server refuses requests even with the
+    smallest number.
     """
     body = chat(seed=BEAT_MS, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
     # Warm up with a small loop, because the first requests of a process take longer. Without the

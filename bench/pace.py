@@ -29,7 +29,7 @@ SILENT = 2_000_000
 """Seed for an answer that never sends a token."""
 
 STEPPED = 3_000_000
-"""Seed of an answer with one token at once, and one for each SIGUSR1 that the upstream receives.
+"""Seed of an answer with one immediate token, then one for each SIGUSR1 that the upstream gets.
 
 If the client sends the signal only after it has received a token, even a slow gateway under test
 never receives two tokens together. A periodic pace cannot guarantee this.

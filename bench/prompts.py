@@ -75,7 +75,7 @@ class _Case:
         self.prompts += len(texts)
 
     def row(self, names: Sequence[str], straight_s: Sequence[float]) -> Row:
-        """Return a row with the median over all windows of the time added to the first token.
+        """Return a row with the median time that each server adds to the first token.
 
         A ratio divides the time that the gateway adds by the time that SMG adds in the same round.
         The row has the median of the ratios. `straight_s` has the seconds to the first token of

@@ -4,10 +4,10 @@
 
 `tritonclient` is tritonclient.grpc.aio on uvloop, with one gRPC stream per request. `direct` is the
 client of `bench.direct`, which reads HTTP/2 frames from a socket. Neither reads the contents of the
-messages. The command prints an empty line when it is ready. It reads a line from stdin: the begin
-and the end of the measurement window on the monotonic clock. After the window, it prints a line of
-JSON: the number of messages in the window, and the sorted gaps between two messages of a stream in
-seconds. Of many gaps, it prints only every n-th.
+messages. The command prints an empty line when it is ready. It reads a line from stdin: the
+monotonic times at which the measurement window begins and ends. After the window, it prints a line
+of JSON: the number of messages in the window, and the sorted gaps between two messages of a stream
+in seconds. If there are 1,000 gaps or more, it prints only every n-th gap.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m bench.smg_worker --port N --model NAME [--events FILE]
 
 The messages are the same as from TensorRT-LLM's own gRPC server (`TrtllmService`). Each token is a
-chunk, which also has the number of tokens so far. The last message repeats all token ids. As in the
-scripted Triton (`bench.upstream`), the request selects the number and the pace of the tokens, and
-FILE is the log of the requests' events. The pace is in `top_k`, because SMG does not pass on seeds.
+chunk, which also has the number of tokens so far. The last message repeats all token ids. The
+request selects the number and the pace of the tokens, as in the scripted Triton (`bench.upstream`).
+The pace is in `top_k`, because SMG does not pass on seeds. FILE is the log of the requests' events.
 A call of the method Abort is logged as a stop request. The worker needs the package smg-grpc-proto.
 """
 
@@ -62,9 +62,9 @@ class GenerateAnswer(StreamedAnswer):
         super().__init__(call, request.request_id, request.max_tokens)
         self._tokens = 0
         self._prompt = len(request.tokenized.input_token_ids)
-        # Serialize the beginning of a chunk in advance: chunks differ only in the last field,
-        # `completion_tokens`. As the message length is at the beginning, there is one beginning for
-        # each possible size of this field, which is 1 to 4 bytes.
+        # Serialize the beginning of a chunk in advance. Chunks differ only in the last field,
+        # `completion_tokens`, and in the message length at the beginning. The length depends only
+        # on the size of the field (1 to 4 bytes), so four beginnings are enough.
         self._heads = [self._chunk(128**size)[: -size - 1] for size in range(4)]
         self._reserve()
 

@@ -41,8 +41,8 @@ EVERY_S = 1.0
 # Maximum growth that is not reported as a leak: a fraction of the resident memory, and a number of
 # open files. Both vary without a leak, with the allocator's use and the number of connections.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-# Colour of each sampled server. `triton` is tritonserver's own process, whose frontend has the
-# state of the clients' connections. `models` are the processes of its models.
+# Colour of each sampled server. `triton` is the process tritonserver, which has the clients'
+# connections. `models` are its child processes, which run the models.
 _COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=False))
 
 
@@ -146,7 +146,7 @@ async def _client(url: str, number: int, ends: float, outcomes: Counter[str]) ->
 
 
 async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
-    """Send one random request. Return its outcome, such as `answered with 200` or `left`."""
+    """Send one random request. Return its outcome, such as `left` if the client disconnected."""
     if chance.random() < 0.05:
         wrong = await client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         return f"refused with {wrong.status_code}"

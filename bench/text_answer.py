@@ -1,9 +1,9 @@
 """Answers of the scripted Triton in the format of the llmapi repository's model.
 
 Each message has the complete text so far, so messages become longer during an answer. An answer may
-take longer than a measurement window, which would then have only early, short messages. The first
-100 concurrent answers therefore seem to have started earlier: their first messages already have a
-part of the text, and the length of this part varies from answer to answer.
+take longer than a measurement window. The window would then contain only short messages from the
+beginnings of answers. Each of the first 100 concurrent answers therefore begins in the middle: its
+first message already has a part of the text. The length of this part varies from answer to answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_FRAME = 16_384
 
 
 def tokens_before(number: int, tokens: int) -> int:
-    """Return the number of tokens that an answer seems to have sent before its first message.
+    """Return the number of tokens that an answer skips, as if they were already sent.
 
     `number` counts the concurrent answers from 0. `tokens` is the length of the complete answer.
     The result is 0 if `number` is 100 or more.

@@ -4,11 +4,11 @@
 
 The server answers ServerReady, ModelReady, ModelConfig (from the rendered config.pbtxt of
 `tensorrt_llm` in DIR) and ModelStreamInfer. The messages are, byte for byte, those that Triton 2.51
-sends for the synthetic engine: `request_output_len` messages with one token each, always the token
-TOKEN, at the pace of `random_seed` (see `bench.pace`). All tokens of a request share one serialized
-message. A token therefore takes about a microsecond of CPU time; a gRPC library would take tens of
-microseconds. With the config.pbtxt of the llmapi repository, each message has the text so far (see
-`bench.text_answer`), and is serialized separately.
+sends for the synthetic engine. A response has `request_output_len` messages with one token each,
+always TOKEN. The parameter `random_seed` selects the pace (see `bench.pace`). All tokens of a
+request share one serialized message. A token therefore takes about a microsecond of CPU time; a
+gRPC library would take tens of microseconds. With the config.pbtxt of the llmapi repository, each
+message has the text so far (see `bench.text_answer`), and is serialized separately.
 
 A request is marked if its `request_output_len` is at least MARKED. For each marked request, FILE
 gets lines of JSON: {"key": request_output_len, "event": "arrival" | "reset" | "stop", "at":

@@ -41,17 +41,17 @@ def _fill(rng: random.Random, form: str) -> str:
 def _ask_language(rng: random.Random, language: str) -> str:
     """Return a random language for a question. ``language`` is the language of the answer.
 
-    English answers are for the base model, and 70 % of their questions are English. Other answers
-    are for an adapter, and only 45 % of their questions are English.
+    The base model answers in English, and 70 % of its questions are English. An adapter answers in
+    another language, and 45 % of its questions are English.
     """
     weights = (0.7, 0.15, 0.15) if language == "en" else (0.45, 0.275, 0.275)
     return rng.choices(LANGUAGES, weights)[0]
 
 
 def _loosely(rng: random.Random, text: str) -> str:
-    """Return the text with a random change, as people may type it, or unchanged.
+    """Return the text unchanged, or with random changes such as people make when they type.
 
-    For example, it may be in lower case, or lose its question mark or its article.
+    For example, the text may become lower case, or lose its question mark or its article.
     """
     if rng.random() < 0.12:
         text = text.lower()

@@ -69,7 +69,7 @@ def score(
 def measure(
     model: nn.Module, tokenizer: Tokenizer, cases: list[Case], device: str, *, failures: int
 ) -> list[tuple[str, int, float, float]]:
-    """Evaluate the model on all cases, and print up to ``failures`` wrong cases of each skill.
+    """Evaluate the model on all cases, and print up to ``failures`` wrong answers of each skill.
 
     Return a tuple per skill: its name, the number of cases, and the fraction of right answers with
     greedy decoding and when sampling at temperature 1.

@@ -1,6 +1,6 @@
 """Run the commands in the guides, and write their output into the guides: ``python -m docs.rerun``.
 
-Each guide is a separate session in an empty folder, from top to bottom. Only these blocks of the
+Each guide is a separate session in a new folder, from top to bottom. Only these blocks of the
 Markdown are used:
 
 - A ``console`` block has commands after ``$``, each with its output. A command continues on the
@@ -15,9 +15,9 @@ Markdown are used:
 - ``<!-- rerun: engine -->``: the block needs a Docker engine. Only `make test-containers` runs it.
 
 Values that differ in each run (ids, times, keys) are not compared. An output that differs only in
-them is not rewritten. ``--check`` compares the guides with the new outputs, and writes nothing. It
-ignores measured numbers, and runs a guide that differs a second time, because some outputs (such as
-an answer cut off by a deadline) are wrong on a busy machine.
+such values is not rewritten. ``--check`` compares the guides with the new outputs, and writes
+nothing. It ignores measured numbers. If a guide differs, its commands run a second time, because
+some outputs (such as an answer cut off by a deadline) are wrong on a busy machine.
 
 If the system allows it, the commands run in new network and process namespaces. All ports are free
 there, and no process survives. Otherwise the ports in the guides must be free.
@@ -314,7 +314,8 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
     Raises:
         ValueError: a block is invalid.
         TimeoutError: a command does not end.
-        RuntimeError: a command that was a server does not become ready.
+        RuntimeError: a command that is a server, according to its old output, does not become
+            ready.
     """
     left_alone = {"engine"} if slow else {"engine", "slow"}
     with Session() as session:

@@ -69,9 +69,9 @@ def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int |
     """Return the maximum number of requests in flight on a replica; None for no limit.
 
     If no maximum is configured, use 5/4 of the number of requests that the engine runs at once.
-    The engine can then start another request as soon as a request ends. An llmapi model does not
-    report that number, so use a default. Without a limit, the requests of one tenant could fill the
-    engine's own queue, and delay the requests of other tenants.
+    The engine can then start another request as soon as a request ends. For an llmapi model, use a
+    default, because the model does not report how many requests it runs. Without a limit, one
+    tenant could fill the engine's own queue, and delay the requests of other tenants.
     """
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight

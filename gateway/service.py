@@ -140,9 +140,9 @@ class Service:
         }
 
     def list_disks(self) -> dict[str, bool]:
-        """Return (endpoint, True or False) of each replica, as a dict.
+        """Return which replicas read adapters from their disks: True or False, by endpoint.
 
-        The value is True if the replica is ready and reads adapters from its disk.
+        The value is False while a replica is not ready.
         """
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
@@ -192,7 +192,7 @@ class Service:
     async def _reconcile_replicas(self) -> None:
         """Apply configuration changes to the replicas. Run until cancelled.
 
-        Also grant slots that have become free to queued requests.
+        Also give slots to queued requests when slots have become free.
         """
         while True:
             try:

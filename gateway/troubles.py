@@ -73,7 +73,7 @@ class Troubles:
         logs: bool = True,
         exc_info: bool = False,
     ) -> None:
-        """Add or update a problem without items. A new problem or a changed text is logged.
+        """Add or update a problem that has no list of items. Log a new problem or a changed text.
 
         Args:
             kind: Name of the problem, a constant of the code, never external input.

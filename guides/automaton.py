@@ -156,8 +156,8 @@ class _Automaton:
         self._max_repeats = costs.max_repeats
         trees = _parse(parts, is_ebnf=is_ebnf)
         self._nullable = _nullable_rules(trees)
-        # Exclude the name "", which a regular expression has instead of a rule name. Nodes without
-        # a reference also have the name "", and would look like references to the expression.
+        # Exclude the rule "" of a regular expression. Nodes that are not rule references also have
+        # the name "", and would look like references to this rule.
         self._inlined = {name: tree for name, tree in trees.items() if name and _is_inlined(tree)}
         for name, alternatives in trees.items():
             found = self._union(alternatives)
@@ -250,10 +250,10 @@ class _Walk:
     """Simulation of how xgrammar matches tokens from each position of an automaton.
 
     A state of the simulation is called an item. An item is a pair (position, stack). The stack has
-    the positions of the rule references that have been entered and not left. It is represented by
-    an index into `_entered`, where equal stacks share their entries. An entry is a pair: the
-    position of the innermost reference, and the index of the stack below it. Index 0 is the empty
-    stack.
+    the positions of the rule references that have been entered and not left. A stack is represented
+    by the index of its top entry in `_entered`. Equal stacks have the same index. An entry is a
+    pair: the position of the innermost reference, and the index of the stack below it. Index 0 is
+    the empty stack.
     """
 
     def __init__(self, automaton: _Automaton, costs: Costs) -> None:
@@ -296,8 +296,9 @@ class _Walk:
     def _moves_from(self, position: int, character: int) -> float:
         """Return how many positions xgrammar tries, on average, for one character of a token.
 
-        The token starts at `position` with `character`. If the release does not merge equal states,
-        a longer token is simulated, and the result is deliberately too high.
+        The token starts at `position` with `character`. If the xgrammar release does not merge
+        equal states, their number can grow with each character. A longer token is then simulated,
+        and the result is deliberately too high.
         """
         merges = self._costs.merges
         steps = _STEPS if merges else _STEPS_UNMERGED
@@ -317,12 +318,12 @@ class _Walk:
         return moves / _STEPS
 
     def _find_repetitions(self, position: int, bits: int) -> tuple[int, int]:
-        """Count the unlimited and the limited repetitions that one token can reach.
+        """Return the numbers of unlimited and of limited repetitions that one token can reach.
 
-        Return both counts, each without the first repetition. `_Automaton.loops` has the unlimited
+        The first repetition of each kind is not counted. `_Automaton.loops` has the unlimited
         repetitions, `_Automaton.repeats` the limited ones. The token starts at `position` and
         consists of characters in `bits`. xgrammar tries each way to divide the token among the
-        repetitions, so the counts increase the cost.
+        repetitions, so the cost increases with their number.
         """
         automaton, costs = self._automaton, self._costs
         loops, repeats = automaton.loops, automaton.repeats
@@ -484,8 +485,9 @@ def _is_inlined(alternatives: list[list[_Node]]) -> bool:
     """Return True if xgrammar replaces references to this rule by a copy of the rule.
 
     xgrammar does so if all elements of the rule are characters, classes or classes with ``*``. The
-    reference must be the first element of a sequence, or have a repetition. In the second case,
-    xgrammar first converts the repetition to a rule whose first element is the reference.
+    caller checks a second condition: the reference must be the first element of a sequence, or have
+    a repetition. xgrammar first converts a repetition to a rule whose first element is the
+    reference.
     """
     return all(
         sequence

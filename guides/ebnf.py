@@ -60,7 +60,7 @@ class _Token:
 
 
 def to_lark(ebnf: str) -> str:
-    """Return the same grammar in llguidance's Lark.
+    """Return the EBNF grammar, converted to llguidance's Lark.
 
     Raise ValueError, with line and column, for invalid EBNF.
     """

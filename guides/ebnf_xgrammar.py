@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from guides.ebnf import parts_of, to_lark
 
-# Ability of an element to match the empty text: never, also other texts, or only the empty text.
+# Values that state if an element can match the empty text: it cannot, it can also match other
+# texts, or it matches nothing else.
 _NEVER, _SOMETIMES, _ALWAYS = range(3)
 _EMPTY = '""'
 _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}

@@ -159,7 +159,7 @@ def _weight_of_parts(parts: Iterator[Part]) -> int:
             last *= times
         elif kind not in ("or", "sign"):
             # Count 8 characters of a string or class as one token. The compiler makes a state for
-            # each character, but a state of a string costs less than an alternative.
+            # each character, but such a state costs less than a separate token.
             last = 1 + len(text) // 8
             groups[-1] += last
         if groups[-1] > MAX_WEIGHT:

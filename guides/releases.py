@@ -43,8 +43,9 @@ class Costs:
         loop: factor for a position from which one token can reach several unlimited repetitions in
             braces, such as ``.{3,}``. Each of them, except the first, adds `loop` times the
             position's cost.
-        repeat: the same for limited repetitions, such as ``[a-z]{1,3}`` or ``[a-z]?``. Each of
-            them, except the first, adds `repeat` tries at the position.
+        repeat: number of additional tries at a position from which one token can reach several
+            limited repetitions, such as ``[a-z]{1,3}`` or ``[a-z]?``. Each of them, except the
+            first, adds this number.
         classes: factor of the cost of matching tokens at a position of an automaton.
         max_repeats: maximum number of copies of a repeated character class in the automaton.
         merges: False if the release does not merge equal states. Each way to match a text is then
@@ -52,8 +53,9 @@ class Costs:
     """
 
     character: float = 6
-    # Lower than the measured cost, with which a request with 150 tools and a response format would
-    # be refused. Such a request must be accepted, although its compilation takes 0.47 s.
+    # This value is below the measured cost. With the measured cost, a request with 150 tools and a
+    # response format would be refused. Such a request must be accepted, although its compilation
+    # takes 0.47 s.
     schema: float = 100
     optional: float = 5
     reference: float = 9

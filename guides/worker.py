@@ -56,7 +56,7 @@ def _compiles(expression: str) -> str | None:
 
 
 class Checker:
-    """Checker of guides.
+    """Checker that compiles guides before the gateway sends them to an engine.
 
     Guides are compiled for a vocabulary of single bytes, because the vocabulary does not affect
     their validity.

@@ -17,27 +17,27 @@ from lora_store.redis import RedisTier
 
 
 class VersionCollector:
-    """Garbage collector of adapter versions that no record lists.
+    """Garbage collector of adapter versions that no adapter record lists.
 
     A version is deleted only after a grace time. During this time, a queued request that has
-    already selected the version can still read it. The time starts again if a record lists the
-    version, or if the version is stored again.
+    already selected the version can still read it. The grace time starts anew when a record lists
+    the version again, or when the version is stored again.
     """
 
     def __init__(self, disk: Disk, link: Link, memory: MemoryTier) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
-        # Digest of each version that no record lists, with the monotonic time at which the
-        # collector first found this.
+        # For each version that no record lists, by digest: monotonic time of the first collection
+        # that found this. The entry is removed when a record lists the version again.
         self._unnamed: dict[str, float] = {}
 
     async def collect(self, in_use: Callable[[], set[str]], grace_s: float) -> None:
         """Delete the versions that no record has listed for `grace_s` seconds.
 
-        `in_use` returns the digests of all versions that records list. It is called again before
-        each deletion, because a record may have been added in the meantime. Nothing is deleted
-        while an unreadable record file exists, because this record may list any version.
+        `in_use` returns the digests of all versions that records list. This function is called
+        again before each deletion, because a record may have been added in the meantime. Nothing is
+        deleted while an unreadable record file exists, because this record may list any version.
         """
         if await self._link.run(self._disk.has_bad_records):
             return

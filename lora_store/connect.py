@@ -4,8 +4,8 @@ The three types of clients accept the same commands, as long as each command has
 Clients do not retry commands. If the answer to a command was lost, only the caller knows if the
 command may be repeated.
 
-Importing redis-py, with all modules that it imports, takes 9 MiB of memory. `load` imports it at
-the first use, so a gateway without Redis saves this memory.
+Importing redis-py, with all modules that it imports, takes 9 MiB of memory. A gateway without Redis
+saves this memory, because redis-py is imported only in `load`.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
 
@@ -38,9 +38,9 @@ def load() -> Any:
 def list_undocumented() -> Mapping[type, tuple[str, ...]]:
     """Return the undocumented attributes of redis-py that this module uses, by class.
 
-    A new release of redis-py may change them, so a test checks that they exist. This module also
-    uses the undocumented function `redis.connection.parse_url`, which converts a URL to the
-    arguments of a connection.
+    A test checks that these attributes exist, because a new release of redis-py may change them.
+    The result does not list `redis.connection.parse_url`, an undocumented function that this module
+    also uses. The function converts a URL to the arguments of a connection.
     """
     redis = load()
     return {
@@ -82,8 +82,8 @@ def connect(
     server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
-    # The returned client has the type Any. In some releases, redis-py's annotations say that a
-    # command may also return a string or an awaitable. These clients' commands never do this.
+    # Annotate the returned client as Any. In some releases of redis-py, the annotated result of
+    # each command includes types that these clients never return, such as an awaitable.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -134,7 +134,7 @@ def close(client: Any) -> None:
 def server_of(client: Any, key: str) -> Any:
     """Return a client of the server that stores `key`.
 
-    In a cluster, the server is found in the client's current slot table, which may be out of date.
+    In a cluster, the server is looked up in the client's slot table, which may be out of date.
     """
     if isinstance(client, load().RedisCluster):
         node = client.get_node_from_key(key)

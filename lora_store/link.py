@@ -22,7 +22,7 @@ class Link:
 
     Pass None as `redis` for a store without Redis. After a command has found that Redis is
     unavailable, only `probe` sends commands to Redis. Until `probe` succeeds, `call` immediately
-    raises `StoreUnavailable`, and `call_or_run` runs its work without Redis.
+    raises `StoreUnavailable`, and `call_or_run` runs the given function without Redis.
     """
 
     def __init__(self, redis: RedisTier | None, stats: StoreStats) -> None:
@@ -43,7 +43,7 @@ class Link:
 
     @property
     def redis(self) -> RedisTier | None:
-        """The Redis tier; None without Redis, or if Redis was down at the last command."""
+        """The store's `RedisTier`; None without Redis, or if Redis was down at the last command."""
         return self._redis if self._stats.redis_up else None
 
     async def run(self, work: Callable[[], _T]) -> _T:
@@ -99,8 +99,8 @@ class Link:
     def _call_if_up(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
         """Run `work`, unless Redis has become unavailable while the caller waited for a thread.
 
-        Several callers may wait for a thread while the first command runs into its timeout. Without
-        this check, each of them would then also send a command and wait for its timeout.
+        Several callers may wait for a thread while an earlier caller's command times out. Without
+        this check, each waiting caller would also send a command and wait for its timeout.
         """
         if not self._stats.redis_up:
             raise StoreUnavailable("Redis is not there")

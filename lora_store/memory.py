@@ -14,8 +14,8 @@ class MemoryTier:
     """Cache of adapter versions, which drops the least recently used version when it is full.
 
     A version that is larger than the limit is not stored. The cached bytes are not mapped files, so
-    changes of files do not affect them. A version may be dropped while a request uploads it to an
-    engine. Its memory is freed when the upload ends, so the process may exceed the limit meanwhile.
+    changes of files do not affect them. If a version is dropped while a request uploads it to an
+    engine, its memory is freed only after the upload. Until then, the process may exceed the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:

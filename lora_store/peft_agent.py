@@ -43,8 +43,8 @@ _FORGET_S = 3600.0
 class Agent:
     """Agent that stores and removes the adapter versions in one folder.
 
-    `run` blocks until the agent is stopped. If another agent already uses the folder, `run` first
-    waits until that process has ended.
+    `run` blocks until the agent is stopped. If another agent process already uses the folder, `run`
+    first waits until the other process has ended.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Agent:
 
         Args:
             folders: the folder.
-            tier: the versions and records in Redis.
+            tier: the adapter versions and records in Redis.
             notices: the reports of agents and gateways in Redis.
             replicas: endpoints (``host:port``) of the Tritons that read the folder, exactly as in
                 the gateways' configuration.
             path: path of the folder in the replicas' file system.
             max_bytes: maximum size of the folder in bytes.
-            grace_s: seconds for which a version stays on the disk when no record lists it any
-                longer. Also the seconds without reports after which a gateway is ignored.
+            grace_s: two times in seconds. A version stays on the disk for this time after the last
+                record has stopped listing it. A gateway without reports for this time is ignored.
             settle_s: seconds in which nothing is removed, after a start or an outage of Redis.
             limits: largest rank and LoRA modules that the engine supports; None if unknown.
         """
@@ -147,7 +147,7 @@ class Agent:
         return acted
 
     def _poll(self) -> None:
-        """Read the records, and the versions that gateways use, from Redis."""
+        """Read the adapter records and the gateways' reports from Redis."""
         position = self._tier.position()
         if position != self._position:
             position, stored = self._tier.records()
@@ -167,11 +167,12 @@ class Agent:
             self._notices.forget_gateway(gateway)
 
     def _is_unused(self, digest: str, revision: int) -> bool:
-        """Return True if no gateway uses or will use a version on this agent's replicas.
+        """Return True if no gateway can use a version on this agent's replicas any longer.
 
-        The agent's report number `revision` says that the version is no longer available. A gateway
-        that has read this report starts no more requests with the version. The result is True if
-        each gateway has read the report, and none reports a running request with the version.
+        The agent has sent a report with the number `revision`, in which the version is no longer
+        available. A gateway that has read this report starts no more requests with the version. The
+        result is True if each gateway has read the report, and reports that no request on these
+        replicas uses the version.
         """
         for named in self._gateways.recent().values():
             boot, seen = named.seen.get(self._id, ("", 0))
@@ -225,7 +226,7 @@ class Agent:
                 return
 
     def _forget_others(self) -> None:
-        """Remove the reports of agents that have been silent for an hour."""
+        """Remove from Redis the reports of agents that have sent no new report for an hour."""
         try:
             beats: Mapping[str, str] = self._notices.read_beats()
             self._agents.update(beats)

@@ -1,4 +1,4 @@
-"""Folder of adapter versions as PEFT files, which one agent process writes and engines read.
+"""Folder in which one agent process stores adapter versions as PEFT files, for engines to read.
 
 ``<weights digest>/``     ``adapter_config.json`` and ``adapter_model.safetensors``, never changed
 ``.<digest>.<hex>.tmp/``  version that is being written, or was left by a killed process
@@ -67,7 +67,7 @@ class PeftFolders:
         return (self._root / digest).is_dir()
 
     def put(self, digest: str, files: PeftFiles) -> None:
-        """Write a version. Only the process that holds the folder's lock may call this.
+        """Write an adapter version. Only the process that holds the folder's lock may call this.
 
         If writing fails, the incomplete files are removed.
         """
@@ -86,7 +86,7 @@ class PeftFolders:
         _sync(self._root)
 
     def remove(self, digest: str) -> None:
-        """Remove a version if it exists. Only the process that holds the lock may call this."""
+        """Remove an adapter version if it exists. Only the holder of the lock may call this."""
         gone = self._temporary_path(digest, "gone")
         with contextlib.suppress(FileNotFoundError):
             (self._root / digest).rename(gone)

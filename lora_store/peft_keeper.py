@@ -1,16 +1,16 @@
 """Selection of the adapter versions on an engine's disk, within a size limit.
 
-A record lists the versions of one adapter. Requests for the adapter's name use one of them, the
-served version. Clients can request the other versions by digest. `PeftDiskManager` stores as many
-versions as fit, in this order of priority:
+A record lists the versions of one adapter. One of these versions is the served version: requests
+for the adapter's name use this version. Clients can request the other versions by digest.
+`PeftDiskManager` stores as many versions as fit, in this order of priority:
 
 1. the served versions; those of the most recently changed records come first,
 2. the other versions, the newest first.
 
 A version is removed in two steps. First the version is withdrawn: the agent reports that the
 version is no longer available. When each gateway has read this report and runs no request with the
-version, the manager deletes the files. A version is withdrawn if no record has listed it for
-`grace_s` seconds, or if a version with a higher priority needs the space.
+version, the manager deletes the files. A version is withdrawn if no record has listed it for a
+grace time (`grace_s`), or if a version with a higher priority needs the space.
 
 See decisions 028 and 029 in docs/decisions.
 """
@@ -74,9 +74,9 @@ class EngineLimits:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
         surely = wanted.modules
         if self._find_unsupported(_QKV) != _QKV:
-            # Do not refuse the version yet because of its modules q, k and v. Some of them may
-            # contain only zeros, which were added for the C++ runtime. Such modules are not written
-            # to the PEFT files. `find_module_problem` checks the modules of these files later.
+            # Do not check the version's modules q, k and v here. Some of them may contain only
+            # zeros, which were added for the C++ runtime. Such modules are not written to the PEFT
+            # files. `find_module_problem` checks the modules of these files later.
             surely -= _QKV
         return self.find_module_problem(surely)
 
@@ -122,8 +122,8 @@ _ANY = EngineLimits()
 class PeftDiskManager:
     """Manager that stores and removes versions in a folder. Use an instance in one thread only.
 
-    The agent reports `available`, `lacks` and `refused` to gateways. `revision` is a number that
-    grows with each change of these attributes. It becomes the number of the agent's next report.
+    The agent reports `available`, `lacks` and `refused` to gateways. Each change of one of these
+    attributes increases `revision`, the number that the agent's next report will have.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class PeftDiskManager:
         self._disk_pause_s = 0.0
         self.revision = 0
         self.lacks: Mapping[str, str] = {}
-        """Wanted versions that cannot be stored now: the reason, by the version's digest."""
+        """Reasons why wanted versions cannot be stored now, by the version's digest."""
         self.refused: dict[str, str] = {}
-        """Wanted versions that will never be stored: the reason, by the version's digest.
+        """Reasons why wanted versions will never be stored, by the version's digest.
 
-        These versions cannot be written as PEFT files, or the engine cannot run them.
+        Such a version cannot be written as PEFT files, or the engine cannot run it.
         """
         self._too_many: frozenset[str] = frozenset()
         self._rescan()
@@ -187,9 +187,10 @@ class PeftDiskManager:
             fetch: returns a version by digest; raises StoreError if the version is not available
                 now.
             base: the base model; None if it is unknown, in which case no version is written.
-            unused: function of the digest of a withdrawn version, and of the `revision` of the
-                first report without this version. It returns True if every gateway has read this
-                report, and no gateway uses the version. None to withdraw and remove nothing.
+            unused: called with the digest of a withdrawn version, and the `revision` of the first
+                report without this version. The function returns True if every gateway has read
+                this report, and no gateway uses the version. If `unused` is None, no version is
+                withdrawn or removed.
 
         Raises:
             OSError: the folder cannot be read or written.

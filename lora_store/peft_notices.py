@@ -45,8 +45,8 @@ class AgentState:
         replicas: endpoints (``host:port``) of the replicas that read the agent's folder.
         path: path of the agent's folder in the replicas' file system.
         holds: digests of the versions that requests may use on these replicas.
-        refused: versions that the agent will never store: the reason, by the version's digest.
-        lacks: versions that the agent cannot store now: the reason, by the version's digest. Empty
+        refused: reasons why the agent will never store some versions, by the version's digest.
+        lacks: reasons why the agent cannot store some versions now, by the version's digest. Empty
             in reports of earlier releases.
     """
 
@@ -77,7 +77,10 @@ class GatewayState:
 
 
 class PeftNotices:
-    """Reports in Redis. All methods block, and raise the errors of `lora_store.redis.RedisTier`."""
+    """Reports of agents and gateways in Redis.
+
+    All methods block, and raise the same errors as `lora_store.redis.RedisTier`.
+    """
 
     def __init__(self, settings: RedisSettings) -> None:
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
@@ -118,9 +121,9 @@ class PeftNotices:
             client.hset(f"{self._prefix}:beats", agent, told)
 
     def read_beats(self) -> dict[str, str]:
-        """Return the text "<boot> <revision> <random value>" of each agent.
+        """Return, for each agent, a text that changes with every report of the agent.
 
-        The text changes with every report.
+        The text has the form "<boot> <revision> <random value>".
         """
         return {agent: _decode(raw) for agent, raw in self._read_hash("beats").items()}
 
@@ -143,9 +146,9 @@ class PeftNotices:
     def read_gateway_states(self) -> dict[str, GatewayState]:
         """Return the last report of each gateway.
 
-        An unreadable report is logged by `refusals`, and replaced by a report with an empty `seen`.
-        Before an agent deletes a version, `seen` of each active gateway must show that the gateway
-        knows of the deletion. An empty `seen` therefore prevents deletions while the gateway is
+        `refusals` logs each unreadable report. In the result, such a report has an empty `seen`. An
+        agent deletes a version only when `seen` of each active gateway shows that the gateway knows
+        of the deletion. An empty `seen` therefore prevents all deletions while the gateway is
         active.
         """
         found = {}
@@ -194,7 +197,7 @@ class Heartbeats(Generic[T]):
     def update(self, values: Mapping[str, T]) -> None:
         """Store the reports that were just read from Redis, by name of the agent or gateway.
 
-        If `values` lacks a name, its old report is retained, because Redis may have lost it.
+        If `values` lacks a name, the name's old report is retained: Redis may have lost the report.
         """
         now = self._clock()
         # Redis may still have a report that `drop` has removed here. Ignore the report until it

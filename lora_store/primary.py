@@ -208,8 +208,8 @@ class Primary:
     def _take(self) -> tuple[_SharedClient, bool]:
         """Return the client, and True if the caller must check the client's idle connections.
 
-        Wait while another thread checks them. That thread takes all connections out of the pool, so
-        this thread would otherwise open an additional connection.
+        Wait while another thread checks the idle connections. The other thread takes all of them
+        out of the pool during the check, so this thread would open an additional connection.
         """
         with self._lock:
             self._lock.wait_for(lambda: self._shared is None or not self._shared.is_checked_now)

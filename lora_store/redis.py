@@ -116,7 +116,7 @@ class RedisTier:
         self._settings = settings
         self._prefix = settings.prefix
         self.refusals = RefusedValues()
-        # Records as last read, by name: (digest of the record's bytes, parsed record).
+        # Maps each record's name to (digest of the record's bytes, parsed record) at the last read.
         self._parsed: dict[str, tuple[bytes, Record]] = {}
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
@@ -129,12 +129,12 @@ class RedisTier:
     # Versions.
 
     def has(self, digests: Sequence[str]) -> set[str]:
-        """Return the digests whose versions Redis has."""
+        """Return the members of `digests` whose adapter versions Redis has."""
         with self._use() as client:
             return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
-        """Store a version.
+        """Store an adapter version.
 
         The version is divided into chunks, because a value in Redis has at most 512 MB. If Redis
         already has the version, only its expiry and its time of storage are updated.
@@ -151,11 +151,11 @@ class RedisTier:
             client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
-        """Return an iterator over the chunks of a version. Return None if Redis lacks the version.
+        """Return an iterator over an adapter version's chunks, or None if Redis lacks the version.
 
-        If a chunk is missing, for example because Redis' memory was full, the iterator raises
-        `StoreError`. Before that, it deletes the key ``<prefix>:version:<digest>``, so the version
-        no longer exists in Redis. If a chunk has a wrong length, the iterator raises `CorruptBlob`.
+        If a chunk is missing, for example because Redis' memory was full, the iterator deletes the
+        key ``<prefix>:version:<digest>`` and raises `StoreError`. Without this key, the version no
+        longer exists in Redis. If a chunk has a wrong length, the iterator raises `CorruptBlob`.
         """
         with self._use() as client:
             description = self._description(client, digest)
@@ -177,7 +177,7 @@ class RedisTier:
                 client.expire(key, ttl)
 
     def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
-        """Delete a version, if it was last stored at least `older_than_s` seconds ago."""
+        """Delete an adapter version, if it was last stored at least `older_than_s` seconds ago."""
         limit = time.time() - older_than_s
         with self._use() as client:
             description = self._description(client, digest)
@@ -188,7 +188,7 @@ class RedisTier:
                 client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
-        """Return the digests of the versions in Redis, except recently stored versions.
+        """Return the digests of the adapter versions in Redis, except recently stored versions.
 
         Omit a version if it was last stored less than `older_than_s` seconds ago.
         """
@@ -211,7 +211,7 @@ class RedisTier:
     def _descriptions(
         self, client: Any, digests: Sequence[str]
     ) -> Iterator[tuple[str, VersionDescription]]:
-        """Yield a digest and its `VersionDescription` for each version that Redis has.
+        """Yield (digest, `VersionDescription`) for each version in `digests` that Redis has.
 
         The descriptions are read in batches, with one round trip per batch.
         """
@@ -256,7 +256,7 @@ class RedisTier:
         return int(most * (1 - _RESERVED_FRACTION)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
-        """Claim the task of storing a version, so that other processes do not store it, too.
+        """Claim the task of storing an adapter version, so that no other process stores it.
 
         Return True if the caller has the claim now, and must store the version. The claim expires
         after a few seconds. Return False if another process has the claim.
@@ -270,16 +270,17 @@ class RedisTier:
             client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
-        """Ask all gateways to store a version in Redis, if they have this version on disk."""
+        """Ask all gateways that have an adapter version on disk to store this version in Redis."""
         with self._use() as client:
             client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
-        """Return (epoch, revision) of the records. Each change of a record changes the revision.
+        """Return (epoch, revision) of the adapter records.
 
-        Return (None, None) if Redis has no records.
+        Each change of a record changes the revision. After Redis has lost all records, the records
+        that are stored next have a new epoch. Return (None, None) if Redis has no records.
         """
         with self._use() as client:
             return self._position(client)
@@ -291,10 +292,10 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return (position, records by name). The position was read before the records.
+        """Return the result of `position` before reading the records, and the records by name.
 
         To save time, a record is not parsed again if its bytes are the same as at the last call, or
-        if they equal the record of the same name in `known`.
+        the same as the encoded record of this name in `known`.
         """
         with self._use() as client:
             position = self._position(client)
@@ -329,10 +330,10 @@ class RedisTier:
             return StoredRecord(raw, None)
 
     def swap(self, expected: StoredRecord | None, record: Record) -> bool:
-        """Store a record and notify all listeners, if the stored record is still `expected`.
+        """Store a record if Redis still has the record `expected`, and publish the change.
 
         Return True if the record was stored. If `StoreUnavailable` is raised, the record may or may
-        not have been stored. If another `StoreError` is raised, it was not stored.
+        not have been stored. If another `StoreError` is raised, the record was not stored.
         """
         epoch = secrets.token_hex(8)
         with self._use() as shared, write_verified(shared) as client:
@@ -342,10 +343,10 @@ class RedisTier:
             return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Yield each new message of the channel. Raise `StoreError` if the connection fails.
+        """Yield each new message of the channel ``<prefix>:changes``.
 
-        Also raise `StoreError` if `Primary` has created a new client. The new client may use
-        another server, so the caller must call `listen` again, which connects to that server.
+        Raise `StoreError` if the connection fails, or if `Primary` has created a new client. The
+        new client may use another server, so the caller must call `listen` again to connect to it.
         """
         with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)

@@ -63,8 +63,8 @@ def _text(value: object) -> str:
 def greet(known: WeakSet[Any], connection: Any) -> None:
     """Initialize a new connection, check its server's role, and add the connection to `known`.
 
-    redis-py gets this function, with a bound `known`, as the option `redis_connect_func`, and calls
-    it for each new connection.
+    redis-py calls this function for each new connection: the function is passed to redis-py as the
+    option `redis_connect_func`, with the argument `known` already bound.
     """
     known.add(connection)
     connection.role_due = math.inf  # do not check the role before the commands of `on_connect`
@@ -153,8 +153,9 @@ def agreeing_sentinels() -> Any:
         def discover_master(self, service_name: str) -> tuple[str, int]:
             """Return (host, port) of the master.
 
-            Sentinels are asked until a majority gives the same answer, or all have been asked.
-            Raise MasterNotFoundError if no sentinel knows a master that is up.
+            Sentinels are asked one after another, until a majority of all sentinels agrees. The
+            answer with the highest failover number is used. Raise MasterNotFoundError if no
+            sentinel knows a master, or if this answer says that the master is down.
             """
             known = list(self.sentinels)
             silent_until = self.silent_until
@@ -162,8 +163,8 @@ def agreeing_sentinels() -> Any:
             # First ask the sentinels that answered last time. Then ask the other sentinels, in the
             # order of their last failures.
             for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
-                # When a master is known, skip sentinels that did not answer last time. This method
-                # runs in each role check of each connection, so it must not wait for timeouts.
+                # If an earlier sentinel has named a master that is up, skip sentinels that recently
+                # did not answer. Waiting for their timeouts would delay each connection's checks.
                 is_known = any(is_up for _, is_up, _ in found)
                 if is_known and time.monotonic() < silent_until.get(sentinel, 0.0):
                     continue

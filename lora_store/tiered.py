@@ -55,8 +55,8 @@ _RELISTEN_S = 0.2
 _RETRY_S = 10.0
 _COLLECT_S = 600.0
 _GRACE_S = 3600.0
-# Age, in nanoseconds, from which the folder's mtime is reliable. mtimes are coarse, so a second
-# change shortly after the first may leave the mtime the same. While the mtime is younger, the store
+# Age, in nanoseconds, from which the folder's mtime is reliable. mtimes are coarse: two changes in
+# quick succession may result in the same mtime. While the mtime is younger than this age, the store
 # therefore reads all records at each poll.
 _SETTLED_NS = 1_000_000_000
 # Maximum number of queued versions that other gateways have requested. Further requests are
@@ -67,8 +67,8 @@ _MAX_WANTED_VERSIONS = 1024
 class TieredStore:
     """The adapter store of one process. Use it as an async context manager.
 
-    `stats` has the store's statistics for metrics. If `on_change` is set, it is called on the event
-    loop with all records after each change of a record.
+    `stats` has the store's statistics for metrics. If the callback `on_change` is set, the event
+    loop calls it after each change of a record. Its argument has all records.
     """
 
     def __init__(
@@ -141,9 +141,10 @@ class TieredStore:
         await self._versions.put(converted)
 
     async def verify(self, digest: str) -> None:
-        """Verify every byte of a version on this disk. Repair a damaged copy from memory or Redis.
+        """Verify every byte of an adapter version on this disk.
 
-        Raise `VersionUnavailable` or `StoreUnavailable` if the copy cannot be repaired.
+        Repair a damaged copy from memory or Redis. Raise `VersionUnavailable` or `StoreUnavailable`
+        if the copy cannot be repaired.
         """
         await self._versions.verify(digest)
 
@@ -282,7 +283,7 @@ class TieredStore:
                     del self._wanted[digest]
 
     async def _upkeep(self) -> None:
-        """Copy missing versions to the disk and to Redis, and delete versions without a record.
+        """Copy missing versions to the disk and to Redis. Delete versions that no record lists.
 
         Run until cancelled.
         """
@@ -303,7 +304,7 @@ class TieredStore:
                 _LOG.warning("upkeep continues later: %s", error)
 
     async def _copy_versions(self) -> bool:
-        """Copy the versions that the disk lacks to the disk, and those that Redis lacks to Redis.
+        """Copy to the disk and to Redis the adapter versions that each of them lacks.
 
         Return True if all versions were copied.
         """

@@ -1,10 +1,10 @@
 """The parameters of the inflight_batcher_llm templates, with their types and allowed values.
 
-Names, mandatory flags and allowed values are those of tensorrtllm_backend v0.17 and v0.19. They
-were taken from its files `docs/model_config.md` and `tools/fill_template.py`. `Parameter.releases`
-names the template sets in `triton_repo.releases` that have the parameter. V0_20 has the same
-parameters as V0_19. All template sets have the parameters of guided decoding, although upstream
-added guided decoding in v0.19 and its backend llguidance later.
+Names, mandatory flags and allowed values are those of tensorrtllm_backend (upstream) v0.17 and
+v0.19. They were taken from upstream's files `docs/model_config.md` and `tools/fill_template.py`.
+`Parameter.releases` names the template sets in `triton_repo.releases` that have the parameter. The
+template set V0_20 has the same parameters as V0_19. The parameters of guided decoding are in all
+template sets, although upstream added them in v0.19, and the value "llguidance" even later.
 
 Two parameters exist only in this project:
 - `lora_weights_data_type` is the data type of LoRA weights. The templates contain float16, like

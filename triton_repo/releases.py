@@ -1,12 +1,14 @@
 """Variants of the `inflight_batcher_llm` templates for different releases of TensorRT-LLM.
 
 A template set is one variant of all templates. It is named after the first release that uses it.
-One file has all variants of a template. The unchanged file is valid for v0.17, and upstream's
-`fill_template.py` can fill it. Marks say to which template sets a line belongs:
+One file has all variants of a template. Without any processing, the file is a valid template for
+v0.17, and upstream's `fill_template.py` can fill it. Marks say to which template sets a line
+belongs:
 - A comment that begins with `#0.19 ` contains a line for the sets since v0.19.
 - A line that ends with ` #0.17` belongs only to the sets up to v0.17.
 
-In Python files, these two kinds of lines end with `# since 0.19` and with `# until 0.17`.
+In Python files, a line for the sets since v0.19 ends with `# since 0.19`. A line for the sets up to
+v0.17 ends with `# until 0.17`.
 
 V0_19 is for upstream's tag v0.19.0. V0_20 is for NVIDIA's containers since 25.05. The container
 25.05 has TensorRT-LLM 0.19.0, but other input names than upstream's tag v0.19.0. A backend silently

@@ -27,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 LARGE_BODY_BYTES = 64 * 1024
 """Size in bytes above which a request body counts as large.
 
-Before more bytes of a body are read, the request needs a share of the memory budget for bodies.
+A request reads at most so many bytes before it gets a share of the memory budget for bodies.
 """
 
 # Accepted media types of a JSON body. curl and `fetch` in browsers send the last two by default.

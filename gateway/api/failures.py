@@ -190,7 +190,10 @@ def status_of(error: BaseException | None) -> int:
 
 
 def get_refusal_reason(error: Failure) -> str | None:
-    """Return a short reason for logs and metrics if the error is a refusal; else None."""
+    """Return a short reason for logs and metrics if the gateway refused the request; else None.
+
+    Errors with the status 503 or 4xx are refusals, except for disconnected clients (499).
+    """
     if isinstance(error, errors.RateLimited):
         return error.limit
     if isinstance(error, errors.Overloaded) and error.cause is not None:

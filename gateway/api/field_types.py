@@ -15,9 +15,9 @@ from gateway.generation.options import MODEL_MAXIMUM
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-# Maximum number of characters of all strings in `bad_words` together. A character may take 4 token
-# ids. Each string is sent with and without a leading space, which doubles this number. The ids are
-# sent again for each choice.
+# Maximum number of characters of all strings in `bad_words` together. The engine gets each string
+# as token ids, with and without a leading space, and again for each choice. A character may take 4
+# token ids.
 _MAX_BAD_WORD_CHARS = 4096
 INT32 = 2**31
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1

@@ -14,8 +14,8 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 # Maximum number of names that `name_hosted` returns, and maximum characters of the tool type in a
-# name. The names stay in memory until the response ends. The module `ignored` limits the length of
-# the header.
+# name. These limits save memory, because the names are needed until the response ends. The length
+# of the header has another limit, in the module `ignored`.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
 _MAX_MISSPELLED_CHARS = 16

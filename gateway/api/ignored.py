@@ -13,8 +13,8 @@ MAX_NAME_CHARS = 200
 MAX_HEADER_CHARS = 2048
 _CUT = "..."
 _MORE_CHARS = len(", and 200000 more")
-# Characters to escape: all except visible ASCII, and also the comma and the backslash. A comma
-# separates two names.
+# Characters to escape: all characters outside of visible ASCII (also spaces), commas and
+# backslashes. A comma separates two names in the header.
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 

@@ -24,10 +24,10 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
-# A body with more values than this is parsed in a thread, not on the event loop. `_count_parts`
-# counts the values and gives each object a higher weight: parsing a tool or message takes up to 40
-# us, parsing any other value up to 1.5 us (tests/gateway/api/test_loop_turns.py). The size in bytes
-# does not predict the time of parsing.
+# A body with more values than this is parsed in a thread, not on the event loop. The time of
+# parsing depends on the number of values, not on the size in bytes. An object counts as several
+# values: parsing a tool or a message takes up to 40 us, parsing any other value up to 1.5 us
+# (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
 _PARTS_PER_OBJECT = 32
 _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
@@ -88,8 +88,9 @@ class Intake:
         """Return the result of `work`. Use a thread for a large body or after `offload`."""
         if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
-        # Tenants share the threads fairly; `chars` is the cost of the work. A small body gets here
-        # only if the work on it takes long, so it costs at least as much as a large body.
+        # Tenants share the threads fairly, by the cost `chars` of their work. A small body is
+        # processed in a thread only if the work takes long. So a small body costs as much as one of
+        # `LARGE_BODY_BYTES` bytes.
         chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.threads.run(self._tenant, chars, work)
 
@@ -134,8 +135,8 @@ class Intake:
 def _count_parts(body: bytes) -> int:
     """Estimate the number of values in a JSON body. An object counts as `_PARTS_PER_OBJECT` values.
 
-    Each `<` counts as a value, too. Most control tokens begin with `<`. A chat template that
-    replaces words in messages takes 0.5 us for each `<`.
+    Each `<` counts as a value, too, because most control tokens begin with `<`. A control token in
+    a message can cost 0.5 us, if the chat template replaces words in the message.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
     return _PARTS_PER_OBJECT * body.count(b"{") + others

@@ -122,7 +122,7 @@ class RequestLog:
 
 
 def service_of(scope: Scope) -> Service:
-    """Return the service. Call this function only for requests that pass through `RequestLog`.
+    """Return the `Service` of this process, which `RequestLog` has added to the request's scope.
 
     Reading the service from the scope is ten times faster than reading Starlette's `app.state`.
     """

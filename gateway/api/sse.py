@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class WireFormat(NamedTuple):
-    """The SSE frames of a protocol's streams that do not belong to an answer.
+    """SSE frames of a protocol that are not part of an answer.
 
     Attributes:
-        done: the last frame, also sent after an error.
+        done: the last frame of a stream, also after an error; b"" for no such frame.
         keep_alive: the frame to send while there is nothing else to send.
         failure: builds the frame for an error that occurs after the headers were sent.
     """
@@ -146,7 +146,8 @@ class EventBody:
             self.stop_keep_alive()
             await self._start()
             self._exchange.write(self._take_waiting())
-            # From now on, write frames directly to the exchange, without the cost of this method.
+            # Replace this object's `write` by `Exchange.write_chunk`. Later frames then go directly
+            # to the connection, without the buffer `_unsent`.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain(by)
 
@@ -192,9 +193,8 @@ class EventStream(Response):
     Proxies may close a silent connection. So headers and keep-alive frames are sent if there is no
     first frame `keep_alive_s` seconds after the call of `EventBody.start_keep_alive`.
 
-    The stream is written in the task of the request. sse-starlette costs twice as much CPU per
-    frame, and Starlette's StreamingResponse does not wait for the first frame before it sends the
-    headers.
+    This class replaces two libraries. sse-starlette costs twice as much CPU per frame. Starlette's
+    StreamingResponse sends the headers without waiting for the first frame.
     """
 
     def __init__(

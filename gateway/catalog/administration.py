@@ -53,7 +53,8 @@ class AdapterAdmin:
     """Administration of the adapters in a catalog. Use it as an async context manager.
 
     Attributes:
-        fit: object whose method `warnings` checks if the adapters fit the engines.
+        fit: object whose method `warnings` returns warnings about adapters that do not fit the
+            engines.
         sources: object that fetches adapter files from folders, servers and buckets.
         refused: reason for each refused adapter of GATEWAY_ADAPTERS, by the adapter's name.
         declared_dir: folder of the lock file and the status file of `DeclaredAdapters`.
@@ -75,7 +76,8 @@ class AdapterAdmin:
             adapters: the catalog.
             converter: converts adapters to the engines' format.
             prompts: checks chat templates.
-            fit: returns the warnings to log after an adapter version was added.
+            fit: its method `warnings` is called, and the warnings are logged, after each addition
+                of an adapter version.
             is_taken: returns True if a name belongs to an embedding or ranking model.
         """
         self._settings = settings
@@ -109,9 +111,10 @@ class AdapterAdmin:
     async def register_configured(self) -> None:
         """Add the adapters of the setting GATEWAY_ADAPTERS.
 
-        Skip an adapter if one of its versions already has the same weights and chat template. The
-        operator may have rolled back from this version, and a restart of the gateway must not serve
-        it again. Log refused adapters, and store the reasons in `refused`.
+        Skip an adapter if one of its registered versions has the weights and chat template of the
+        configured folder. The operator may have rolled back from this version, and a restart of the
+        gateway must not undo the rollback. Log refused adapters, and store the reasons in
+        `refused`.
         """
         for name, folder in self._settings.adapters.items():
             try:
@@ -157,9 +160,9 @@ class AdapterAdmin:
         return AddedVersion(await self._add(*added, notes=notes), notes)
 
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
-        """Serve an adapter of the configuration file under `name`. Return its version's digest.
+        """Serve an adapter that the configuration file declares. Return the version's digest.
 
-        Change nothing if the files have the same content as at the last call for this name. A
+        Change nothing if the adapter's files are unchanged since the last call for this name. A
         rollback by the operator therefore remains in force. Raise a subclass of AdapterError if the
         adapter is invalid or does not fit the base model.
 
@@ -240,7 +243,7 @@ class AdapterAdmin:
         return await self._adapters.registry.rollback(name, digest)
 
     async def remove(self, name: str) -> Record:
-        """Remove an adapter and all its versions. Return its registry record after the removal."""
+        """Remove an adapter and all its versions. Return the adapter's record without versions."""
         return await self._adapters.registry.remove(name)
 
     async def verify(self, name: str) -> Record:
@@ -260,7 +263,7 @@ async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
     """Return a context manager that checks on exit that the adapter's files are unchanged.
 
     Raise `SourceUnavailable` if a file has changed since the context was entered. The caller reads
-    the files within the context, and may have read old and new files that do not belong together.
+    the files within the context. After a change, it may have read a mix of old and new files.
     """
     before = await asyncio.to_thread(stamp_of, folder)
     yield

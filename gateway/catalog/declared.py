@@ -4,9 +4,10 @@ The configuration lists adapters in `adapters`. Each subfolder of `adapters_fold
 adapter, too. When the files of an adapter change, the gateway serves the changed files as a new
 version of the adapter.
 
-The digest of the files identifies a version. If several gateways load the same changed files, they
-add the same version, and only the first of them changes anything. If the operator rolls back to an
-older version, that version is served until the files change again.
+The digest of the files identifies a version. If several gateways load the same changed files, only
+the first gateway adds the version to the registry. The other gateways find the version in the
+registry. If the operator rolls back to an older version, that version is served until the files
+change again.
 
 If several processes share a store, only the process that holds a lock loads the adapters. It writes
 their status to a file, which all processes can read.
@@ -71,7 +72,7 @@ class _State:
     source: Source
     watch: bool
     loaded_for: int = -1
-    """Value of the counter `DeclaredAdapters._reloads` at the last load; -1 before it."""
+    """Value of the counter `DeclaredAdapters._reloads` at the last load; -1 before any load."""
     stamp: Stamp = ()
     last_stamp: Stamp = ()
     digest: str = ""
@@ -296,7 +297,7 @@ class DeclaredAdapters:
         if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
         # Use the server or bucket as the name of the caller: `fetch` downloads one adapter at a
-        # time for each caller. A slow server therefore delays only its own adapters.
+        # time for each caller. A slow server therefore delays only adapters from this server.
         who = f"{DECLARED} {state.source.scheme}://{state.source.authority}"
         async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
@@ -326,7 +327,7 @@ class DeclaredAdapters:
                 log.warning("adapter %r was removed: it is declared no more", record.name)
 
     def _take_lock(self) -> bool:
-        """Try to take the lock. Return True if this process has it, and so loads the adapters."""
+        """Try to take the lock. Return True if this process has the lock and must load adapters."""
         if not self._lock.is_held:
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._lock.take()

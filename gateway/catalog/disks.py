@@ -23,12 +23,12 @@ from lora_store.peft_keeper import PeftDiskManager, WantedVersion, list_wanted
 from lora_store.peft_notices import AgentState, GatewayState, Heartbeats, PeftNotices
 from lora_store.tiered import TieredStore
 
-# Seconds without a report after which an agent is considered stopped. An agent that restarts needs
-# less time, and its disk still has the files.
+# Seconds without a report after which an agent is considered stopped. A restart of the agent takes
+# less time, and requests can use the files on its disk meanwhile.
 _AGENT_TIMEOUT_S = 60.0
 _BASE_REPORT_INTERVAL_S = 10.0
-# Maximum seconds between two polls that count as uptime of Redis. If the time between two polls is
-# longer, Redis was probably unavailable for the rest of this time.
+# The time between two polls counts as uptime of Redis, up to this number of seconds. If the time is
+# longer, Redis was probably unavailable for the rest of it.
 _MAX_UNHEARD_S = 2.0
 _MAX_WORK_S = 1.0
 
@@ -102,7 +102,7 @@ class AgentDisks:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
                 lacks.setdefault(replica, {}).update({**held.lacks, **held.refused})
-        # Refuse requests for a version only if all agents have refused the version.
+        # Refuse requests for a version only if all agents have refused to copy the version.
         agents = [held.refused for held in self._held.values()]
         everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()
         refused = {digest: agents[0][digest] for digest in everywhere}
@@ -139,8 +139,8 @@ class SharedDisk:
             store: provides the weights of adapter versions.
             records: returns the registry's records of all adapters.
             base: returns the base model.
-            grace_s: seconds after which a version is removed from the folder if the registry no
-                longer has it. Must be longer than any request takes.
+            grace_s: seconds for which a version stays in the folder after its removal from the
+                registry. Must be longer than any request takes.
         """
         self._folders = PeftFolders(root)
         self._seen_as = seen_as
@@ -170,7 +170,7 @@ class SharedDisk:
     def _work(
         self, wanted: list[WantedVersion], fetch: Callable[[str], Converted]
     ) -> Iterable[str]:
-        """Copy missing versions to the folder, and return the digests of the versions there.
+        """Copy missing versions to the folder. Return the digests of all versions in the folder.
 
         Stop copying after about `_MAX_WORK_S` seconds. If another process holds the folder's lock,
         copy nothing.

@@ -35,9 +35,9 @@ class EngineFit:
     def warnings(self) -> dict[str, str]:
         """Return the warnings for operators about adapters that do not fit the engines.
 
-        The warning "tp_size" says that adapters require a certain tensor parallel size, but that
-        the size of an engine is unknown. The warning "host_cache" says that not all adapters fit in
-        the engine's LoRA cache in host memory.
+        The key "tp_size" warns of adapters that require a certain tensor parallel size, if the size
+        of an engine is unknown. The key "host_cache" warns that not all adapters fit in the
+        engine's LoRA cache in host memory.
         """
         found = {}
         served = [(record.name, record.version.tp_size) for record in self._adapters.records]

@@ -62,7 +62,7 @@ class Placement:
         self._lacks = lacks
 
     def wake(self) -> None:
-        """Wake all requests in `wait_for_poll`, which look for a replica with their version."""
+        """Wake all requests in `wait_for_poll`. They then look for a replica with their version."""
         self._polled.set()
         self._polled = asyncio.Event()
 
@@ -98,7 +98,7 @@ class Placement:
         return frozenset(self._folders)
 
     def state(self, digest: str, endpoint: str) -> str:
-        """Return text for operators about a version on a replica.
+        """Return the state of a version on a replica, as text for operators.
 
         The text is "held" (on the replica's disk), "on its way", or "not held: REASON".
         """

@@ -30,7 +30,7 @@ _SERVICE_LINK = re.compile(
 )
 
 
-# Advice for the operator if a required setting is not set; the last part of the error message.
+# Advice for the operator, by setting. It ends the error message that a required setting is not set.
 _REQUIRED = {
     "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
     "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",

@@ -1,7 +1,7 @@
 """The configuration file: a YAML file that is validated completely before it is applied.
 
-Each error message has a line number. Each section of the file is a field of `Configuration`. The
-components that use a section subscribe to `ConfigurationFile`, and are called with each new valid
+Each error message has a line number. Each section of the file is a field of `Configuration`.
+Components that use a section subscribe to `ConfigurationFile`, which calls them with each new valid
 configuration.
 """
 
@@ -176,7 +176,8 @@ def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedY
     """Read and validate the file, and return (configuration, parsed YAML).
 
     If the file is valid, `check` is called with the configuration, and may refuse it. Raise
-    ConfigurationError if the file is invalid or refused; its message has a line for each problem.
+    ConfigurationError if the file is invalid, or if `check` refuses the configuration. The error
+    message has a line for each problem.
     """
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))

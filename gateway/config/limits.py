@@ -21,7 +21,10 @@ LimitName = Literal[
     "tokens_per_month",
 ]
 Counted = Literal["requests", "tokens", "slots"]
-"""Unit that a limit counts. Each running choice, prompt or beam occupies one slot."""
+"""Unit that a limit counts. Each running choice or beam of each prompt takes one slot.
+
+A running request that generates no text takes one slot, too.
+"""
 
 
 class LimitKind(NamedTuple):

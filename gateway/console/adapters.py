@@ -1,8 +1,8 @@
 """LoRA adapters for the console: on which replicas each adapter is loaded, as one worker knows it.
 
-Most adapters are usually in no engine's cache. For engines to which adapters are uploaded, the JSON
-description of an adapter therefore lists only the replicas that have loaded or evicted it. The
-computation takes milliseconds for a thousand adapters. It regularly yields to the event loop.
+Most adapters are usually in no engine's cache. If engines get adapters as uploads, the JSON
+description of an adapter therefore lists only the replicas that have loaded or evicted the adapter.
+The computation takes milliseconds for a thousand adapters. It regularly yields to the event loop.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ class StateSnapshot:
 
 
 class Feed:
-    """Source of snapshots and changes for all readers. Use an instance on one event loop only.
+    """Source of server-sent events for all browsers. Use an instance on one event loop only.
 
-    `make` returns the current data of the gateway.
+    `make` returns the gateway's current data, from which snapshots and changes are built.
     """
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:

@@ -28,7 +28,7 @@ Facts = dict[str, Any]
 
 
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
-    """Merge the state of all workers of this gateway, which is one `Part` per worker.
+    """Return the data for the console, merged from one `Part` per worker of this gateway.
 
     The first part must have been made with `complete=True`. The parts are modified. `now` is the
     present time in seconds since 1970.
@@ -130,9 +130,9 @@ def _join_tenant(own: Facts, other: Facts) -> None:
 def _pick_last_refusal(*of: Facts) -> Facts:
     """Return the refused request that the console shows for a tenant.
 
-    `of` has the last refused request of one or two workers. Return the latest one. However, if it
-    was an invalid request, prefer a valid request that was refused less than `RECENT_S` seconds
-    before it.
+    `of` has the last refused request of one or two workers. Return the request that was refused
+    last, with one exception: if this request was invalid, but a valid request was refused less than
+    `RECENT_S` seconds before, return the valid request.
     """
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]

@@ -1,14 +1,14 @@
 """SQLite file in which all workers of a gateway store tenants' conversations and responses.
 
-If Redis is configured, the gateway stores the same records in Redis, too.
+Conversations and responses consist of records. If Redis is configured, the gateway stores the same
+records in Redis, too.
 
 A unit is a group (all records of one conversation or response), or a single record without a group.
 All records of a unit are renewed, expired and evicted together. SQL triggers update the number of
 bytes and records of each unit and each tenant.
 
-The column `shared` shows if Redis has the record, too. Its value is the epoch in which the record
-was stored in Redis, or 0 if the record was not stored in Redis. The epoch is a number that changes
-whenever Redis has lost its data.
+The epoch is a number that changes whenever Redis has lost its data. The column `shared` of a record
+contains the epoch in which the record was stored in Redis, or 0 if Redis may lack the record.
 
 See decision 067 in docs/decisions.
 """
@@ -83,8 +83,8 @@ class DiskPut(NamedTuple):
     """Result of `ConversationDisk.put`.
 
     Attributes:
-        done: True if the records are stored. If False, the call has evicted other records, but not
-            enough of them. The caller must repeat the call.
+        done: True if the records are stored. If False, the call has evicted other records, but the
+            new records still do not fit. The caller must repeat the call.
         evicted: Number of records that this call has evicted.
     """
 
@@ -101,8 +101,8 @@ class SavedState(NamedTuple):
         epoch: Number that changes when Redis has lost all or many records; 0 if nothing was saved.
         since: Number that changes when Redis may have lost some records.
         seen: Time of the poll, in ms of Redis' clock.
-        departed_ms: Last time at which a gateway ended for good, so that its disk was deleted. In
-            ms of Redis' clock.
+        departed_ms: Last time at which a gateway ended and its disk was deleted, in ms of Redis'
+            clock.
         key: Highest key of a record that was on the disk about a minute before the poll. If Redis
             has lost its last writes, it may lack the records with higher keys.
         gateways: Names of the gateways that share this Redis.
@@ -191,8 +191,8 @@ class ConversationDisk:
     ) -> DiskPut:
         """Store records in one transaction.
 
-        Skip records of which the disk has the same or a higher version. The tenant's least recently
-        used other records are evicted if they would exceed the limit together with the new records.
+        Skip records of which the disk has the same or a higher version. If the tenant would exceed
+        its limit, evict the least recently used of the tenant's other records.
 
         Args:
             tenant: The tenant that owns the records.
@@ -257,10 +257,10 @@ class ConversationDisk:
     def list_unshared(
         self, epoch: int, before: int | None, limit: int, max_bytes: int
     ) -> list[DiskRecord]:
-        """Return a batch of records that Redis may lack, so that they must be uploaded.
+        """Return a batch of records that must be uploaded to Redis, because Redis may lack them.
 
         The records that were written to the disk last come first. The first record is returned even
-        if it exceeds `max_bytes`. The list is empty only if no more records must be uploaded.
+        if it exceeds `max_bytes`. An empty list means that no record is left to upload.
 
         Args:
             epoch: The present `RedisState.epoch`, which changes when Redis has lost its data.
@@ -356,7 +356,7 @@ class ConversationDisk:
             self._database.execute(query, [epoch, *keys])
 
     def tidy(self) -> bool:
-        """Delete some expired records, and give some unused pages of the file to the file system.
+        """Delete some expired records, and truncate the file by some of its unused pages.
 
         Return True if there is more to do: more expired records or more unused pages.
         """
@@ -409,8 +409,8 @@ class ConversationDisk:
         evicted. One call removes at most 256 records.
 
         Return two values: the number of removed records, and True if there is enough space now.
-        Raise ConversationTooLarge if all other units together are not large enough, or if a group
-        would have more than `MAX_MEMBERS` records.
+        Raise ConversationTooLarge if there would be too little space even without all other units,
+        or if a group would have more than `MAX_MEMBERS` records.
         """
         need = sum(record.size for record in fresh)
         own, largest = self._measure(tenant, units)
@@ -445,8 +445,9 @@ class ConversationDisk:
     def _drop(self, unit: int, limit: int) -> int:
         """Remove at most `limit` records of a unit. Return the number of removed records.
 
-        A unit is a conversation, a response or a single record. The head of a conversation or
-        response (the record with its id) is removed first.
+        A unit is a conversation, a response or a single record. The first removed record of a
+        conversation or response is its head: the record whose id is also the conversation's or
+        response's id.
         """
         query = (
             "DELETE FROM records WHERE key IN"
@@ -486,7 +487,8 @@ class ConversationDisk:
     def _touch(self, tenant: str, found: Sequence[DiskRecord]) -> None:
         """Mark the conversations and responses of these records as used now.
 
-        To save writes, skip those that were marked less than `renew_ms` milliseconds ago.
+        To save writes, skip conversations and responses that were marked less than `renew_ms`
+        milliseconds ago.
         """
         now = self._now()
         stale = {

@@ -45,9 +45,9 @@ class Record(NamedTuple):
         version: Number that decides between two copies of a record: the higher version wins. If the
             versions are equal, the copy that was stored first wins.
         group: Id of the conversation or response to which the record belongs; "" without a group.
-        order: Number by which the records of a group are sorted. For a record without a group, the
-            time of its creation by Redis' clock (`Conversations.redis_time_ms`). After Redis has
-            lost its data, this time shows if the record may be incomplete.
+        order: Number by which the records of a group are sorted. A record without a group has its
+            time of creation here, by Redis' clock (`Conversations.redis_time_ms`). After a loss of
+            data in Redis, this time shows if the record may be incomplete.
     """
 
     id: str

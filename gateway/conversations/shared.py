@@ -1,9 +1,9 @@
 """Storage of tenants' conversations and responses in Redis, which several gateways share.
 
 This module polls Redis to detect that Redis has lost records. With a poll, a gateway also reports
-to the other gateways if Redis has all records of its disk. The reports are stored in the keys
-``conversations:{all}:NAME``, which ``look.lua`` describes. `tenant_records` describes the Redis
-keys of records, and `notices` the keys for deletions.
+whether Redis has all records of the gateway's disk. The other gateways read this report. The
+reports are stored in the keys ``conversations:{all}:NAME``, which ``look.lua`` describes. The
+module `tenant_records` describes the Redis keys of records, and `notices` the keys for deletions.
 
 See decision 067 in docs/decisions.
 """
@@ -42,10 +42,10 @@ class RedisState(NamedTuple):
         epoch: Number that changes when Redis has lost all or many records; 0 before the first poll.
         since: Number that changes when Redis may have lost some records.
         seen: Time of the poll.
-        departed_ms: Last time at which a gateway ended for good, so that its disk was deleted.
-        lost: Last time at which a disk was deleted that may have had records that Redis has lost. A
-            record that was created earlier, and was uploaded again after the loss, may be
-            incomplete: its newest version may have been only on the deleted disk.
+        departed_ms: Last time at which a gateway ended and its disk was deleted.
+        lost: Value of `departed_ms` when Redis last lost its data. A record that was created before
+            this time may be incomplete after a new upload, because its newest version may have been
+            only in Redis and on the deleted disk.
         gateways: Names of the gateways that share this Redis.
     """
 
@@ -62,15 +62,15 @@ class PollResult(NamedTuple):
 
     Attributes:
         state: The epoch and the other facts about Redis at this poll.
-        settled: True if Redis has the records of all gateways' disks: all gateways have had enough
-            time to report that Redis lacks some of their records, and none of them reports this.
+        settled: True if Redis has the records of all gateways' disks. This is the case if every
+            gateway had enough time to report that Redis lacks records, and no gateway reports it.
         is_complete: True if Redis has all records of the polling gateway's disk. After the report
-            "bye", True only if Redis has also removed the gateway from the list of gateways, so
-            that no other gateway waits for its records.
+            "bye", Redis must also have removed the gateway from the list of gateways, so that no
+            other gateway waits for its records.
         dirty: Number of times that the polling gateway has sent the report "dirty".
         at: Time of this poll, in ms of Redis' clock.
-        oldest: Time of the last poll of the gateway that has not polled for longest, in ms of
-            Redis' clock; `at` if there are no gateways.
+        oldest: Earliest of the times at which the gateways last polled, in ms of Redis' clock; `at`
+            if there are no gateways.
     """
 
     state: RedisState

@@ -1,10 +1,10 @@
 """Store of tenants' responses and conversations, in Redis and on this gateway's disk.
 
-Responses and conversations consist of records. Every key includes the tenant, so a tenant cannot
-read the records of another tenant. A write succeeds if Redis or the disk has stored the record. If
-Redis lacks a record that this disk has, the module `upkeep` uploads the record to Redis. A record
-that is read from Redis is also written to this gateway's disk. The record therefore remains
-available if the gateway that created it ends.
+Responses and conversations consist of records. The key of each record includes the tenant's name,
+so a tenant cannot read the records of another tenant. A write succeeds if Redis or the disk has
+stored the record. If a record is on the disk but not in Redis, the module `upkeep` uploads the
+record to Redis. A record that is read from Redis is also written to this gateway's disk. The record
+therefore remains available if the gateway that created it ends.
 
 *Immutable records.* All copies of the record are equal, so the store returns any copy.
 
@@ -13,8 +13,8 @@ the copy in Redis is valid. A new item of a conversation must therefore be store
 
 When Redis has lost its data, all gateways upload their records again. Mutable records that were
 written after the loss are returned at once. Reads of other mutable records, and of records that
-Redis lacks, wait until the uploads are complete. A gateway's disk may have been deleted before the
-upload. Mutable records that are older than this deletion may be incomplete, and are reported as
+Redis lacks, wait until the uploads are complete. If a gateway's disk was deleted before the upload,
+mutable records that are older than this deletion may be incomplete. The store then reports them as
 missing.
 
 See decision 067 in docs/decisions.
@@ -142,7 +142,8 @@ class Conversations:
     def problems(self) -> tuple[str, str]:
         """Two error texts for operators: the first about the disk, the second about Redis.
 
-        A text is empty while the disk, or Redis, can store conversations.
+        The first text is empty while the disk can store conversations, and the second text is empty
+        while Redis can store conversations, or if no Redis is configured.
         """
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
@@ -150,7 +151,8 @@ class Conversations:
     def redis_time_ms(self) -> int:
         """Time of Redis' clock at the last poll, in ms since 1970; 0 before the first poll.
 
-        A new record without a group must have this time as its `Record.order`, except a tombstone.
+        A new record without a group must have this time as its `Record.order`. For a tombstone, the
+        time is not needed.
         """
         return 0 if self._redis is None else self._redis.state.seen
 
@@ -278,8 +280,8 @@ class Conversations:
 
         Raises:
             ConversationTooLarge: The records do not fit into the tenant's limit.
-            ConversationsUnavailable: So many other records must be evicted that 64 calls of Redis
-                were not enough.
+            ConversationsUnavailable: Even 64 calls of Redis have not evicted enough other records
+                to make space for the new records.
         """
         redis = self._redis
         if redis is None:
@@ -329,8 +331,8 @@ class Conversations:
         """Call `look_up` repeatedly until it has found all records that exist.
 
         After Redis has lost its data, records are missing until other gateways have uploaded them.
-        `look_up` gets the epoch of Redis. It returns a condition. If Redis meets this condition,
-        `look_up` has found all records.
+        `look_up` gets the epoch of Redis as its argument. It returns the condition under which its
+        result is complete. This method polls Redis to check the condition.
 
         Return the state of Redis at the last call, or an empty state if the result does not depend
         on Redis. Raise ConversationsUnavailable if Redis fails, or if records may still be missing
@@ -359,11 +361,11 @@ class Conversations:
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
-        """Read records from Redis. Read immutable records that Redis lacks from the disk.
+        """Read records from Redis. If Redis lacks immutable records, read these from the disk.
 
         The records from Redis are also written to the disk. The records from the disk are also
-        uploaded to Redis, unless they belong to a group. Return the records by id, and True if
-        Redis has answered or there is no Redis.
+        uploaded to Redis, unless they belong to a group. Return two values: the records by id, and
+        True if Redis has answered or no Redis is configured.
         """
         redis = self._redis
         if redis is None:
@@ -393,8 +395,8 @@ class Conversations:
         A group has a head: the record whose id is the group's id. Return three values:
 
         1. the records of the group;
-        2. the values of `Copy.epoch` of the head and the records, with -1 if the head or some
-           records are missing;
+        2. the `Copy.epoch` of the head and of each record; a -1 in this list means that the head or
+           some of the records are missing;
         3. the `order` of the head.
         """
         redis = self._redis

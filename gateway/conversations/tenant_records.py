@@ -55,9 +55,9 @@ _LENGTH_ONLY = "#"
 class Copy(NamedTuple):
     """A record that was read from Redis or this gateway's disk.
 
-    If a client's request stored the record in Redis, `epoch` is the `RedisState.epoch` at that
-    time. `epoch` is 0 if a gateway has uploaded the record from its disk, or if the record was read
-    from the disk.
+    `epoch` is the `RedisState.epoch` at the time at which a client's request stored the record in
+    Redis. `epoch` is 0 if a gateway has uploaded the record from its disk, or if the record was
+    read from the disk.
     """
 
     record: Record
@@ -78,7 +78,8 @@ class Members(NamedTuple):
         ids: Ids of the group's records, sorted by the records' `order`.
         copies: The records with these ids that Redis has, by id.
         epoch: `Copy.epoch` of the head record; -1 if the head record is missing.
-        began: `order` of the head record: the time of its creation; 0 if it is missing.
+        began: `order` of the head record, which is its time of creation; 0 if the head record is
+            missing.
     """
 
     ids: list[str]
@@ -92,7 +93,7 @@ class SharedPut(NamedTuple):
 
     Attributes:
         done: True if all batches were processed. If False, the call has evicted other records, but
-            not enough of them. The caller must repeat the call.
+            the new records still do not fit. The caller must repeat the call.
         evicted: Number of records that this call has evicted.
         accepted: True if Redis has all records, or higher versions of them. False if a record could
             not be stored, for example because its key in Redis has an invalid value.
@@ -210,10 +211,10 @@ class TenantRecords:
     ) -> list[Any]:
         """Run put.lua for one piece of the records, and return the script's result.
 
-        The script gets the value of each record as an argument, with two exceptions, which are in
-        `tokens` by the record's index. If `_stage` has written the value to a temporary key,
-        `tokens` has the token of this key. If the script gets only the value's length, `tokens` has
-        `_LENGTH_ONLY`.
+        The script gets the value of each record as an argument, unless `tokens` has an entry for
+        the record's index. The entry is the token of a temporary key if `_stage` has written the
+        value to this key. The entry is `_LENGTH_ONLY` if the script must get only the length of the
+        value.
         """
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
@@ -330,8 +331,8 @@ class TenantRecords:
     ) -> bytes | None:
         """Read a record's large value with several commands. Return None if it was removed.
 
-        `value` is the result of read.lua for this record: the length of the value. If the value is
-        replaced while it is read, the new value is read instead.
+        `value` is the result of read.lua for this record. For a large value, read.lua returns only
+        the length. If the record's value is replaced while it is read, read the new value instead.
         """
         for _ in range(_TORN_READS):
             if not isinstance(value, int):

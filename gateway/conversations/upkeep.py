@@ -1,7 +1,8 @@
 """Background task of the conversation store that keeps the disk and Redis equal.
 
-One worker of each gateway runs the task. It uploads records to Redis that only this gateway's disk
-has, deletes records from the disk that other gateways have deleted, and removes expired records.
+One worker of each gateway runs the task. If a record is only on this gateway's disk, the task
+uploads the record to Redis. If another gateway has deleted a record, the task deletes the record
+from the disk. The task also removes expired records.
 
 When Redis has lost its data, a new epoch starts, and all gateways upload their records again. Each
 gateway knows the names of all gateways, even after a restart. Until all of them have reported that
@@ -148,7 +149,7 @@ class Upkeep:
                 await self._redis.poll(self._gateway, "dirty")
 
     async def depart(self) -> None:
-        """Upload all records and send a goodbye, if the gateway's disk is deleted at its end.
+        """Upload all records and send a goodbye, if the disk is deleted when the gateway ends.
 
         The goodbye is a report after which other gateways do not wait for uploads of this gateway.
         Only the gateway's last running worker does this. Call the method when `follow` has ended
@@ -318,7 +319,7 @@ class Upkeep:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _apply_deletions(self, redis: RedisThreads) -> None:
-        """Delete the records from this disk that other gateways have deleted.
+        """Apply the deletions of other gateways to the records on this disk.
 
         Return after about one polling interval, even if some records are left. The call after the
         next poll deletes them.

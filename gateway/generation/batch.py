@@ -31,8 +31,9 @@ class Meter:
     Attributes:
         tokens: number of generated tokens of choices that have ended.
         running: choices that have not ended.
-        reused_tokens: number of prompt tokens that were in the engine's cache: the smallest number
-            of all choices that have ended. None before the first choice has ended.
+        reused_tokens: number of prompt tokens that were in the engine's cache. If the number
+            differs between ended choices, the smallest number. None before the first choice has
+            ended.
         finished: finish reasons of the choices that have ended. A choice that failed has no finish
             reason.
     """
@@ -117,8 +118,8 @@ class Batch:
     )
     """Locks for loading `prompt_logprobs`, by the index of the prompt's first generation.
 
-    The choices of a prompt share its log probabilities. The choice that holds the lock requests
-    them from the engine, and the other choices wait for the result.
+    The choices of a prompt share the prompt's log probabilities. One choice takes the lock and gets
+    the log probabilities from the engine. The other choices wait for the result.
     """
 
     @property

@@ -40,8 +40,8 @@ class Generation:
     Attributes:
         beams: the beam width, which is also the number of returned choices; 0 without beam search.
         echo: the prompt's text if the response must begin with the prompt; otherwise None.
-        end_id: the end-of-sequence id, which is not in the output. None lets the engine continue
-            after this id, up to `max_tokens` tokens.
+        end_id: the end-of-sequence id, at which the engine stops, and which is not in the output.
+            None if the engine must continue after an end of sequence, up to `max_tokens` tokens.
         stop_ids: id sequences at which the engine stops: further end-of-sequence ids and the stop
             strings. The gateway also searches the text for stop strings, because the engine may
             miss them.

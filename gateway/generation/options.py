@@ -35,8 +35,8 @@ class Guide:
     """A constraint on generated text for guided decoding, such as a JSON schema or a regex.
 
     `best_effort` lists the parts of a JSON schema in which keywords may be dropped if the engine
-    cannot enforce them. Each entry has the JSON path of a part in `text`, and the path of this part
-    in the client's request.
+    cannot enforce them. Each entry has two paths of such a part: its JSON path in `text`, and its
+    path in the client's request.
     """
 
     type: Kind
@@ -118,9 +118,9 @@ class Caller:
             set. The request is refused if a longer wait is expected.
         billed: True if the usage is recorded. The cached prompt tokens are then counted even if the
             response does not report them.
-        isolated_cache: True to hide from the client if an engine has cached its prompt for another
-            tenant. If True, the response does not report the number of cached tokens, and the
-            request is routed only by the cached prompts of the same tenant.
+        isolated_cache: True if the client must not find out which prompts of other tenants an
+            engine has cached. The response then does not report the number of cached tokens, and
+            the request is routed only by the cached prompts of the same tenant.
         guides: "checked" or "unchecked" if the tenant may use guided decoding, otherwise "none";
             see `guides.kinds.Policy`.
     """

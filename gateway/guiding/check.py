@@ -92,9 +92,9 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # All compiled parts are valid. If there are parts for `param` and for tools, their
-            # combination is invalid: the message names `tools`. It also names `tools` if there
-            # were too many parts to compile all of them.
+            # Each compiled part is valid alone. Name `tools` in the message if some parts were not
+            # compiled, because there are too many. Also name `tools` if there are parts for both
+            # `param` and tools: these parts are invalid only in combination.
             if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)

@@ -23,11 +23,11 @@ _MAX_PER_TURN = 64
 class Backlog:
     """Acceptor of connections that wait in the kernel's accept queue of one listening socket.
 
-    uvloop's server accepts only one connection per turn, so that idle worker processes get the
-    other connections. If all workers are busy, turns are long, and connections would wait in the
-    queue for seconds. The gateway cannot refuse a connection before accepting it. While the loop is
-    busy, this class therefore accepts additional connections. Their number grows with the length of
-    the turn.
+    uvloop's server accepts only one connection per iteration of the event loop (a "turn"). Idle
+    worker processes can then accept the other connections. If all workers are busy, turns are long,
+    and connections would wait in the queue for seconds. The gateway cannot refuse a connection
+    before accepting it. While the loop is busy, this class therefore accepts additional
+    connections. Their number grows with the length of the turn.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Backlog:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def note_connection(self) -> None:
-        """Measure the following turns, and accept additional connections after each long turn.
+        """Begin to check for more connections. The server calls this for each accepted connection.
 
-        The server calls this for each connection that it accepts, because more connections may wait
-        in the kernel's queue.
+        The following iterations of the event loop are measured. After each long iteration,
+        additional connections are accepted, because they may wait in the kernel's queue.
         """
         self._is_busy = True
         if not self._has_turn:

@@ -19,7 +19,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 RESERVED_CONNECTIONS = 64
-"""Number of connections that may be open in addition to the limits of `Connections`.
+"""Number of additional connections that may be open when a limit of `Connections` is reached.
 
 They are reserved for health checks, requests for metrics, and requests of admins. These requests
 are served even if a limit is reached.
@@ -29,7 +29,7 @@ _LOG_INTERVAL_S = 60.0
 
 
 class ClientConnection(Protocol):
-    """Methods and properties of a connection that `Connections` uses."""
+    """Interface that the class `Connections` requires of a connection."""
 
     @property
     def address(self) -> str | None:
@@ -110,8 +110,8 @@ class Connections:
 
         If the connection limit is reached, evict a slow connection. Return False if there is no
         slow connection, or if the client's address has too many connections. If the result is
-        False, the caller must refuse the request, unless it is a health check, a request for
-        metrics, or a request of an admin.
+        False, the caller must refuse the request. Exceptions are health checks, requests for
+        metrics, and requests of admins.
         """
         self._waiting.pop(connection, None)
         self._under_way.add(connection)
@@ -163,9 +163,10 @@ class Connections:
             self._waiting.move_to_end(connection, last=False)
 
     def _evict_slow(self, newcomer: ClientConnection) -> bool:
-        """Evict the connection that was first passed to `mark_slow` and is still slow.
+        """Evict a slow connection. Try connections in the order of the calls of `mark_slow`.
 
-        `newcomer` is never evicted. Return False if no other connection is slow.
+        Connections that are no longer slow are skipped. `newcomer` is never evicted. Return False
+        if no other connection is slow.
         """
         while self._slow:
             oldest, _ = self._slow.popitem(last=False)

@@ -55,7 +55,7 @@ App = Callable[..., Awaitable[None]]
 
 
 class Carrier(Protocol):
-    """Methods and attributes of a connection that `Exchange` uses."""
+    """Interface that the class `Exchange` requires of a connection."""
 
     transport: asyncio.Transport
     write_paused: bool
@@ -215,8 +215,8 @@ class Exchange:
     def take_complete_body(self, max_bytes: int) -> bytes | None:
         """Return the request body if it is complete and not larger than `max_bytes`.
 
-        Otherwise return None; the body can then still be read with `receive`. Also return None if
-        the body was read before or the client has disconnected.
+        Otherwise return None, and leave the body for `receive`. Also return None if the body was
+        read before, or if the client has disconnected.
         """
         if (
             self._receiving
@@ -407,7 +407,7 @@ class Http10Exchange(Exchange):
 
 
 def _drop(_: bytes) -> None:
-    """Ignore data. Replaces `_write` when the response is complete or the client disconnected."""
+    """Discard data. `Exchange._write` is this function after the response or a disconnect."""
 
 
 @lru_cache(maxsize=256)

@@ -41,7 +41,7 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
     if version == "1.0":
-        # Ignore `expect`, because an HTTP/1.0 client would take `100 Continue` for the final
+        # Ignore `expect`, because an HTTP/1.0 client would mistake `100 Continue` for the final
         # response (RFC 9110, 10.1.1).
         fields.pop(b"expect", None)
     return fields

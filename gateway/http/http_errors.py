@@ -42,7 +42,7 @@ class UnknownUrl(GatewayError):
 
 
 class ForWebsites(GatewayError):
-    """A browser sent the request for a website that is not allowed to call this gateway."""
+    """The request comes from a web page whose site is not allowed to call this gateway."""
 
 
 class MethodNotAllowed(GatewayError):

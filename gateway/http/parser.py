@@ -3,8 +3,8 @@
 A server may ignore an `upgrade` header (RFC 9110, 7.8). For example, java.net.http, which many Java
 clients use, offers h2c in each request without TLS. httptools assumes that all data after the
 headers of such a request belongs to the other protocol, even if the request has a body. A second
-parser therefore reads the body. It first gets an artificial head, which consists of a request line
-and the request's content-length or transfer-encoding.
+parser therefore reads the body. This parser first gets an artificial head: a request line, and the
+request's content-length or transfer-encoding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 
 
 class ParserEvents(Protocol):
-    """Receiver of httptools' callbacks. `RequestParser` reads and sets the attributes."""
+    """Receiver of httptools' callbacks, with two attributes for the class `RequestParser`."""
 
     parser: HttpRequestParser
     """Parser for the data that arrives next. `RequestParser` may replace this parser."""

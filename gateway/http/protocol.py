@@ -1,4 +1,4 @@
-"""HTTP/1.1 protocol for connections to an ASGI application, with limits on sizes and times.
+"""HTTP/1.1 protocol between clients and an ASGI application, with size limits and timeouts.
 
 uvicorn listens, runs the event loop, and creates an `HttpProtocol` for each connection. Errors of
 the HTTP layer are sent in OpenAI's format.
@@ -44,15 +44,15 @@ from gateway.http.start_gate import StartGate
 BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Function that returns the status, headers and body of the response for an error.
 
-It is used for errors that a connection sends itself, without the application.
+It is used for errors to which the HTTP layer responds itself, instead of the application.
 """
 
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum bytes of a request's URL and headers.
 
-The same maximum applies to the framing of a chunked body: its received bytes in excess of
-`_MAX_FRAMING_RATIO` times its body bytes.
+The same maximum applies to the overhead of a chunked body, such as chunk extensions. Received bytes
+count as overhead if they exceed `_MAX_FRAMING_RATIO` times the number of body bytes.
 """
 
 MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
@@ -61,8 +61,8 @@ MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
 # A connection counts as slow, and may be evicted, if the body arrives more slowly than this.
 _MIN_BODY_BYTES_PER_S = 16 * 1024
 # Number of received bytes that a chunked body may have for each body byte. Received bytes include
-# chunk sizes and chunk extensions. Received bytes above this ratio count toward `MAX_HEAD_BYTES`. A
-# chunk with only one body byte has 6 received bytes, so it is below the ratio.
+# chunk sizes and chunk extensions. Received bytes above this ratio count toward `MAX_HEAD_BYTES`.
+# Chunks of one body byte are allowed, because such a chunk has only 6 received bytes.
 _MAX_FRAMING_RATIO = 8
 # A connection does not count as slow in the first seconds of a body.
 _SLOW_AFTER_S = 2
@@ -93,7 +93,8 @@ class ConnectionLimits:
     """Length of the periods in which a minimum number of body bytes must arrive.
 
     At the end of a period, a request is refused if its body is incomplete and fewer than
-    `MIN_BODY_BYTES_PER_PERIOD` bytes arrived in the period, unless the gateway has paused reading.
+    `MIN_BODY_BYTES_PER_PERIOD` bytes arrived in the period. While the gateway has paused reading,
+    no minimum applies.
     """
     write: float = 60.0
     """Maximum time for which a client may read nothing while a response has unsent data."""
@@ -177,7 +178,7 @@ class HttpProtocol(asyncio.Protocol):
             app: the ASGI application.
             limits: timeouts of this connection.
             connections: registry of all connections of this process.
-            build_error: builds the responses for errors that this connection sends itself.
+            build_error: builds the error responses that this class sends without the application.
             gate: decides whether a request starts, waits or is refused. None starts each request
                 at once.
         """
@@ -191,7 +192,7 @@ class HttpProtocol(asyncio.Protocol):
         self._build_error = build_error
         self._gate = gate
         self._read = b""
-        """Received data that starts with the first byte of a request; empty if unknown.
+        """Received data, if it starts with the first byte of a request; otherwise empty.
 
         Set only while the data is parsed, and only if requests wait in the start queue. The gate
         uses the data to cache the head of a refused request.
@@ -227,12 +228,12 @@ class HttpProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self.framing: tuple[bytes, bytes] | None = None
-        """Length or coding of the body of a request with an upgrade (`ParserEvents.framing`)."""
+        """Header that shows where the body of an upgrade request ends; see `ParserEvents`."""
         self._exchange: Exchange | None = None
         """The request in progress; None between a complete response and the next request."""
         self._read_paused = False
         self._writable: asyncio.Event | None = None
-        """Event that is set when the full write buffer has space again; None while not full."""
+        """Event that is set when the write buffer has space again; None while it is not full."""
         self._stopped_reading = False
         """True if all further received data is ignored."""
         self._closes_after_body = False
@@ -297,8 +298,8 @@ class HttpProtocol(asyncio.Protocol):
     def _check_writing(self) -> None:
         """Abort the connection if the client reads nothing for `limits.write` seconds.
 
-        The size of the write buffer is compared only while no data is added to the buffer. A
-        changed size then proves that the client has read data.
+        The size of the write buffer is compared with the size at the last call. This is done only
+        while no data is added to the buffer, so a changed size proves that the client reads.
         """
         unsent = 0
         if self.write_paused or self.transport.is_closing():
@@ -600,7 +601,7 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Stop the parser by an exception. `data_received` catches it and refuses with `error`."""
+        """Abort parsing with an exception. `data_received` then calls `_refuse` with `error`."""
         self._error = error
         raise ValueError
 

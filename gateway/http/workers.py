@@ -127,8 +127,8 @@ class Workers:
         """Run workers until SIGTERM or SIGINT, wait for their end, and return the exit code.
 
         A worker that ends earlier is replaced. SIGHUP is forwarded to each worker. A second SIGTERM
-        or SIGINT is forwarded as `STOP_NOW_SIGNAL`. A second SIGTERM could be lost, because a
-        worker may not have handled the first SIGTERM yet.
+        or SIGINT is forwarded as `STOP_NOW_SIGNAL`, not as SIGTERM. A worker that has not handled
+        the first SIGTERM yet would not notice another SIGTERM.
         """
         with _open_pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
@@ -218,7 +218,7 @@ def _send(child: BaseProcess, number: int) -> None:
 
 
 def report_bad_settings(error: Exception) -> int:
-    """Print `error`, which says what is wrong with the settings. Return the exit code."""
+    """Print `error`, which describes wrong settings. Return the exit code of the process."""
     print(f"gateway: {error}", file=sys.stderr, flush=True)
     return _WRONG_SETTINGS
 

@@ -29,9 +29,9 @@ from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import AdapterUpload
 
-# Limits on the number of unknown parameter names with their own time series: for a process, for a
-# request, and for a tenant. Clients choose these names, so without limits the names could fill the
-# memory.
+# Some unknown parameter names get their own time series. These limits apply to the number of such
+# names in a process, in a request, and of a tenant. Clients choose the names, so without limits the
+# names could fill the memory.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
@@ -57,7 +57,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """The metrics of one embedding or ranking model (an entry of `config.mapped`)."""
+    """The metrics of one embedding or ranking model of the configuration file."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -286,8 +286,8 @@ class Metrics:
     ) -> None:
         """Export metrics of LoRA adapters. The values are read when Prometheus scrapes.
 
-        The metrics show which adapters requests use now, how many adapters are on each replica's
-        disk, and the statistics of the adapter store.
+        The metrics are the names of the adapters of current requests, the number of adapters on
+        each replica's disk, and the statistics of the adapter store.
         """
         self.registry.register(LoraCollector(adapters, fit, replicas))
 
@@ -300,7 +300,7 @@ class Metrics:
         self.registry.register(DeclaredCollector(declared))
 
     def export_conversations(self, stats: ConversationStats) -> None:
-        """Export the statistics of the conversation store, read when Prometheus scrapes."""
+        """Export the conversation store's statistics. They are read when Prometheus scrapes."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
@@ -313,7 +313,7 @@ class Metrics:
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
-        """Export the usage of the tenants' budgets, read when Prometheus scrapes."""
+        """Export the usage of the tenants' budgets. The values are read when Prometheus scrapes."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -323,8 +323,8 @@ class Metrics:
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
         """Count the unknown parameters of a request by name.
 
-        A name with ordinary characters gets its own time series, up to a maximum per request, per
-        tenant and per process. All other names are counted as `other`.
+        A name that matches `_PLAIN_NAME` gets its own time series. The number of such names is
+        limited per request, per tenant and per process. All other names are counted as `other`.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
@@ -337,7 +337,7 @@ class Metrics:
             self.unknown_parameters.labels("other").inc(others)
 
     def _can_add_name(self, tenant: str) -> bool:
-        """Return True if the tenant may add another parameter name with its own time series."""
+        """Return True if one more parameter name of this tenant may get its own time series."""
         tenants = [*self._unknown_names.values()]
         # On a gateway without tenants, `tenant` is always "". Only the limit for the process then
         # applies.

@@ -35,7 +35,8 @@ class LoraCollector(Collector):
 
     The metrics are the number of adapters that each replica has or lacks on its disk, statistics of
     the adapter store, and `lora_requests_info`. The scheduler of the Gateway API Inference
-    Extension reads `lora_requests_info`, to prefer gateways that already use an adapter.
+    Extension reads `lora_requests_info`. For a request with an adapter, it prefers gateways that
+    already use this adapter.
     """
 
     def __init__(

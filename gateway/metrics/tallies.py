@@ -87,7 +87,7 @@ class _Labelled(Collector, Generic[T]):
 class Tallies(_Labelled[Tally]):
     """Counter metric with a `Tally` for each set of labels.
 
-    Do not call `Tally.dec`, because a Prometheus counter must not decrease.
+    Do not call `dec` of these tallies, because a Prometheus counter must not decrease.
     """
 
     def __init__(

@@ -68,8 +68,8 @@ class Monitor:
             if not again:
                 demand.requests[tenant] += 1
             if context.refusal is not None:
-                # Do not treat 429 and 499 as mistakes of the client. 429 means that a limit is
-                # reached, and 499 that the queue cannot meet the client's deadline.
+                # Do not treat 429 and 499 as mistakes of the client. With status 429, a limit is
+                # reached. With status 499, the queue cannot meet the client's deadline.
                 mistake = 400 <= status < 500 and status not in (429, 499)
                 demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:

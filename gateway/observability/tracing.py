@@ -120,10 +120,10 @@ class Tracer:
 def _load_certificates() -> dict[str, str | None]:
     """Copy the certificate files for the connection to the collector to memory files.
 
-    OpenTelemetry's environment variables contain the paths of the files. Return the paths of the
-    copies by the names in `_FILES`. A path is None if its variable is not set. All paths are None
-    if the files cannot be read now. In this case, OpenTelemetry's exporter reads the variables and
-    the files itself.
+    The copies are updated when the files change. OpenTelemetry's environment variables contain the
+    paths of the files. Return the paths of the copies, by the names in `_FILES`. A path is None if
+    its variable is not set. All paths are None if the files cannot be read now. OpenTelemetry's
+    exporter then reads the variables and the files itself.
     """
     given = [
         os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")

@@ -49,7 +49,7 @@ class LiveOverrides:
     async def follow(self, troubles: Troubles) -> None:
         """Poll Redis for changes by other processes, about twice a second. Run until cancelled.
 
-        Return at once if there is no Redis: only this process then changes the overrides.
+        Return at once without Redis, because no other process can change the overrides.
         """
         while self._copies.is_shared:
             await asyncio.sleep(_POLL_INTERVAL_S)

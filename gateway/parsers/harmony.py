@@ -34,7 +34,7 @@ MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _RETURN, _CALL)
 TURN = f"{_START}assistant"
 """Start of the assistant's next message. A prompt that asks for a response ends with this text."""
 FINAL = f"{_CHANNEL}final{_MESSAGE}"
-"""Rest of the header, after `TURN`, of a message in the channel `final`."""
+"""Text after `TURN` that completes the header of a message in the channel `final`."""
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _MAX_MARKER_CHARS = max(map(len, MARKERS))
@@ -70,8 +70,8 @@ class HarmonyParser:
     """Incremental parser of one choice's text. The text may arrive in chunks of any length.
 
     The class has the same methods as `ToolParser`, and also reports reasoning. `ToolParser`
-    processes single characters. This parser processes chunks, which is faster: every response of a
-    harmony model must be parsed, even if the request offers no tools.
+    processes single characters. This parser processes chunks, which is faster. Speed is important,
+    because every response of a harmony model must be parsed, even if the request offers no tools.
     """
 
     def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
@@ -89,7 +89,8 @@ class HarmonyParser:
         self._held = ""  # text that may be the beginning of a marker
         # The part of the header that was read so far; None within a message's text.
         self._header: str | None = ""
-        # True while the header contains no marker. Its text may then be content without a header.
+        # True while the header contains no marker. Without a marker, the text in `_header` may be
+        # content of a message without a header.
         self._bare = True
         self._kind: _Kind = "content"
         self._name = ""  # name of the called function
@@ -101,7 +102,10 @@ class HarmonyParser:
                 self._open()
 
     def parse(self, text: str) -> list[Event | Reasoning]:
-        """Parse the next chunk of text. Return the events that further text cannot change."""
+        """Parse the next chunk of text, and return its events.
+
+        Text that may be the beginning of a marker is held back until more text arrives.
+        """
         text = self._held + text
         start = 0
         for found in _MARKER.finditer(text):
@@ -116,7 +120,7 @@ class HarmonyParser:
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
-        """End the text. Return the events of text that was held back.
+        """Finish parsing. Return the events of text that was held back.
 
         An unfinished tool call stays incomplete. `cut` has no effect here: the parameter exists
         because `ToolParser.finish` has it.

@@ -116,7 +116,7 @@ class MessageReader:
         return self._parse(self._splitter.split(text) if self._splitter else [Content(text)])
 
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
-        """End the text, and return the events of text that was held back.
+        """Finish parsing. Return the events of text that was held back.
 
         Do not call `read` afterwards. `cut` is True if a token limit or a stop string ended the
         text, and False if the model ended it.

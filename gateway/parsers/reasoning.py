@@ -91,7 +91,10 @@ class ReasoningSplitter:
         self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
-        """Parse the next chunk of text. Return the events that further text cannot change."""
+        """Parse the next chunk of text, and return its events.
+
+        Text that may belong to a tag is held back until more text arrives.
+        """
         text, self._held = self._held + text, ""
         if self.state == "start":
             text = self._start(text)
@@ -105,7 +108,7 @@ class ReasoningSplitter:
         return events
 
     def finish(self) -> list[Reasoning | Content]:
-        """End the text. Return an event for the text that was held back, if there is any."""
+        """Finish parsing. Return an event for the text that was held back, if there is any."""
         held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []

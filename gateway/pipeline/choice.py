@@ -1,7 +1,7 @@
 """Execution of one choice of a request: from the engine request to the deltas of the response.
 
-`Choice._emit` runs once for each delta of the engine, usually for each token. The function that
-receives the engine's bytes calls `_emit` directly, to save CPU time.
+`Choice._emit` processes one delta of the engine, which usually has one token. To save CPU time, the
+function that receives the engine's bytes calls `_emit` directly.
 
 See decision 015 in docs/decisions.
 """
@@ -48,7 +48,7 @@ _ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """Execution of one generation of a batch: the generation with the index `index`.
+    """Execution of one generation of a batch. `index` is the number of the generation, from 0.
 
     The deltas of the response go to `sink`. The last delta has the finish reason.
     """
@@ -116,9 +116,9 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # If all tokens of the response have arrived, end without an error. The replica has
-                # then failed after the last token and before its final response, or the choice was
-                # already ended by `cut_short`.
+                # If all tokens of the response have arrived, end without an error. The replica may
+                # have failed after the last token, before it sent its final response. `cut_short`
+                # may also have ended the choice.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -139,8 +139,8 @@ class Choice:
         if self._last.finish is not None:
             return  # the choice was cut short while it migrated to this replica
         self._replica = lease.replica
-        # A stream returns to the replica that it left only if all other replicas have failed. In
-        # this case, do not search for another replica again.
+        # If a stream comes back to the replica from which it migrated, all other replicas have
+        # failed. In this case, do not search for another replica again.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -253,14 +253,14 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens generated so far, as in the protocol `RunningChoice`."""
+        """Number of tokens generated so far. The protocol `RunningChoice` has this property."""
         return self._last.tokens
 
     def cut_short(self) -> None:
-        """End the choice now, as in the protocol `RunningChoice`.
+        """End the choice now. The protocol `RunningChoice` has this method.
 
-        Later tokens of the engine are dropped. When the first of them arrives, the engine request
-        is stopped.
+        Tokens that the engine generates later are dropped. When the first such token arrives, the
+        engine request is stopped.
         """
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
@@ -359,10 +359,10 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
 async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """Return the delta with which the response begins if it repeats the prompt (`echo`).
+    """Return the delta that repeats the prompt at the beginning of a response with `echo`.
 
-    Return None without `echo`, unless `max_tokens` is 0. If `max_tokens` is 0, the returned delta
-    is the only delta of the response, and has a finish reason.
+    Return None if the request does not set `echo`. If `max_tokens` is 0, however, always return a
+    delta. This delta is the only delta of the response, and has a finish reason.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -386,7 +386,7 @@ async def _load_prompt_logprobs(
 
     All choices of a prompt share one such engine request, because the engine returns half a
     megabyte of logits per prompt token. The engine request has the parameters of the prompt's first
-    choice, which needs at least as many alternatives per token as any other choice.
+    choice. No other choice of the prompt needs more alternatives per token.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

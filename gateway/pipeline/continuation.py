@@ -55,7 +55,7 @@ class Continuation:
 
     @property
     def is_resampled(self) -> bool:
-        """True if some tokens of the response were sampled with another seed."""
+        """True if the response was resumed, and its later tokens were sampled with another seed."""
         return bool(self._resumptions) and not self.regenerates and not self._original.params.greedy
 
     def resume(self, rest: Generation, *, failed: bool) -> int:

@@ -64,9 +64,9 @@ async def fit(
 ) -> FittedPrompt:
     """Tokenize the prompt, and select the variants in `kinds` that can process it.
 
-    All selected variants must get the same token ids from the prompt. If the ids differ between
-    variants, a variant that takes token ids determines the ids, because such a variant gets the
-    exact prompt.
+    All selected variants must get the same token ids from the prompt. The first variant that fits
+    determines the ids, and variants with other ids are not selected. Variants that take token ids
+    are tried first, because they get the exact prompt.
 
     If the client sets `max_tokens`, only variants that can generate so many tokens are selected. If
     no ready variant can, `max_tokens` is reduced to the highest number that a ready variant can
@@ -213,7 +213,7 @@ async def _as_text(
     Raises:
         UnsupportedParameter: the prompt consists of token ids, and no known text is tokenized to
             these ids. Also raised if the prompt is a GuardedText: a chat in which the client has
-            written control tokens as text. The model would take this text for real control tokens.
+            written control tokens as text. The model would read this text as real control tokens.
     """
     if isinstance(prompt, array):
         tenant = options.caller.tenant
@@ -258,7 +258,7 @@ async def _prompt_ids(
 
 
 def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return the maximum number of prompt tokens that leaves space to generate `max_tokens` tokens.
+    """Return the maximum length of the prompt in tokens if `max_tokens` tokens must be generated.
 
     The result is at least 1.
     """

@@ -32,7 +32,7 @@ from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
 FittedModel = ResolvedMapping
-"""The names of a Triton model and its tensors, after a check against the model's configuration."""
+"""The names of a Triton model and its tensors, which match the model's configuration in Triton."""
 
 _MAX_PENDING_BATCHES = 4
 """Maximum number of batches of one request that run or wait for a slot at the same time."""
@@ -179,7 +179,7 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
 
 
 async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
-    """Return the names of the model and its tensors, after a check against Triton's configuration.
+    """Return the names of the model and its tensors. Check that they match Triton's configuration.
 
     Raises:
         EngineUnavailable: no Triton server serves the model.
@@ -214,8 +214,8 @@ async def ask(
 ) -> list[Rows]:
     """Run the model on all inputs. Return arrays of output rows, in the order of the inputs.
 
-    The inputs are sent in batches. Each batch has adjacent inputs, and gives one or more of the
-    returned arrays. The first error ends all batches.
+    Adjacent inputs are sent together as a batch. The output of each batch consists of one or more
+    of the returned arrays. The first error ends all batches.
 
     Raise Overloaded if a batch does not get a slot in time, RequestTimeout at the deadline, and the
     errors of `MappedPool.call`.

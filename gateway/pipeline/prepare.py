@@ -78,7 +78,7 @@ async def _select_variants(
     """Return the model variants that support the request, and the options to use with them.
 
     A request may have a guide: a JSON schema, regular expression or grammar. The returned options
-    have the guide in the form that the guided decoding backend of these variants needs. Raise the
+    have the guide in the format of the guided decoding backend that these variants use. Raise the
     error of the first variant if no variant supports the request.
     """
     refusals = VariantRefusals()

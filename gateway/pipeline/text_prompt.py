@@ -30,7 +30,7 @@ _CHARS_PER_WORD = 20
 
 
 class Encode(Protocol):
-    """Type of a function that tokenizes a text like `Prompts.encode`, possibly with a cache."""
+    """Function that tokenizes a text in the same way as `Prompts.encode`. It may have a cache."""
 
     def __call__(
         self, text: str | GuardedText, *, add_special_tokens: bool
@@ -97,9 +97,9 @@ async def text_prompt(
         Overloaded: too much text waits to be tokenized.
     """
     _check_markers(prompts, model, options)
-    # Send further end-of-sequence tokens to the engine as stop words, even with `min_tokens`. The
-    # model does not return the text of these tokens, so the gateway could not detect the end
-    # itself.
+    # An engine accepts only one end-of-sequence token. Send all other tokens that end the response
+    # as stop words, even with `min_tokens`. The model does not return the text of these tokens, so
+    # the gateway could not detect the end itself.
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
@@ -160,9 +160,9 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
 def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     """Return a (word, bias) pair for each token in `logit_bias`.
 
-    The word is the text of the token. Triton's preprocessing model tokenizes the word again,
-    including special tokens that its tokenizer adds. So a word is valid only if all this gives
-    exactly one token: the wanted one. Raise UnsupportedParameter if a token has no valid word.
+    The word is the text of the token. Triton's preprocessing model tokenizes the word again, and
+    its tokenizer may add special tokens. A word is valid only if the result is exactly the token in
+    `logit_bias`, without any other token. Raise UnsupportedParameter if a token has no valid word.
     """
     words = []
     for token_id, bias in options.params.logit_bias:

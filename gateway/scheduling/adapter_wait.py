@@ -35,8 +35,8 @@ class AdapterWait:
     async def wait_until_available(self, batch: Batch) -> None:
         """Wait until some replica can run each generation of the batch with its LoRA adapter.
 
-        Return at once if no ready replica has a model variant that fits the batch: waiting would
-        not help. `Replicas.pick` raises the error when the batch is sent.
+        Return at once if no ready replica has a model variant that can run the batch: a copied
+        adapter would not help. `Replicas.pick` raises the error when the batch is sent.
 
         Raises:
             AdapterNotReady: the adapter is on no replica's disk after `wait_s` seconds, or too many
@@ -78,8 +78,8 @@ class AdapterWait:
             self._waiting += Counter()  # drop tenants with a count of 0
 
     def _can_take(self, batch: Batch) -> bool:
-        # A batch has `each` choices for each prompt. Check only the first of them, because all
-        # choices need the same adapter.
+        # `each` is the number of choices of a prompt. Check only the first choice of each prompt,
+        # because all choices need the same adapter.
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]

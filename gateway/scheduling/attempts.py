@@ -1,8 +1,8 @@
 """Failover: run a generation on a replica and, if that replica fails, on another replica.
 
 If a replica fails before the first token, the next replica runs the generation from its start. If a
-replica fails after the first token, the next replica generates only the missing tokens. If this is
-impossible for an answer, its request fails.
+replica fails after the first token, the next replica generates only the missing tokens. The request
+fails if no replica can continue its answer in this way.
 """
 
 from __future__ import annotations

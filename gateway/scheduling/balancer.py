@@ -8,9 +8,9 @@ replicas as their load needs. (Rendezvous hashing: Thaler and Ravishankar 1998; 
 Mirrokni, Thorup and Zadimoghaddam 2016.)
 
 If weights differ, each replica gets keys and load in proportion to its weight (weighted rendezvous:
-Schindelhauer and Schomaker 2005). A request without a key then gets a random key. Choosing the
-replica with the least load per weight would be wrong. With weights 9 and 1 and one request at the
-first replica, the next request would go to the idle second replica, each time.
+Schindelhauer and Schomaker 2005). In this case, a request without a key gets a random key. It would
+be wrong to choose the replica with the least load per weight: while a replica of weight 9 runs a
+request, each next request would go to an idle replica of weight 1.
 
 See decisions 025, 072 and 074 in docs/decisions.
 """
@@ -32,9 +32,9 @@ _MAX_LOAD_RATIO = 1.25
 # A replica with fewer than this number of requests in flight is never overloaded. Without this
 # minimum, a single request would overload a replica whose neighbours are idle.
 _MIN_BOUND_REQUESTS = 4
-# The home of a request's key is chosen if its cost exceeds the lowest cost of a replica by at most
-# this many tokens. Other gateways choose the same home, so the home may have cached the adapter or
-# the prompt even if this gateway does not know it.
+# The home of a request's key is chosen if the request costs at most this many tokens more there
+# than at the cheapest replica. Other gateways choose the same home. The home may therefore have
+# cached the adapter or the prompt without the knowledge of this gateway.
 _HOME_BONUS_TOKENS = 128
 
 
@@ -59,8 +59,8 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
     Args:
         replicas: at least one replica; the weights are all 0 or all positive.
-        key: identifies the adapter, or the beginning of the prompt. None if the request has no
-            adapter and a short prompt.
+        key: identifies the adapter, or the beginning of the prompt. None for a short prompt without
+            an adapter.
         costs: estimated cost of the request at each replica, in prompt tokens. If None, the key's
             home (see the module's docstring) is returned. If `key` is also None and all weights are
             equal, the replica with the fewest requests in flight is returned.

@@ -20,7 +20,9 @@ from gateway.scheduling.queues import Scope, Scopes, TenantQueue
 
 
 class EngineQueue(FairBudget):
-    """Fair budget of engine slots, which refuses a request if its expected wait is too long.
+    """Engine slots that tenants share fairly, with a queue for requests that wait for a slot.
+
+    A request is refused if its expected wait is too long.
 
     Each choice of a request takes its slot separately. A request with many choices therefore starts
     its first choices as soon as slots are free. Only a beam search takes the slots of all its beams
@@ -47,8 +49,8 @@ class EngineQueue(FairBudget):
             share: returns the fraction of the slots that one tenant may hold.
             capacity: returns the number of slots that a lane has while all its replicas work. The
                 default is `limit`.
-            scopes: returns the `queues.Scope` objects of a lane, in each of which a generation
-                needs free slots. Called only if a lane other than None is in use.
+            scopes: returns the `queues.Scope` objects of a lane. A generation of the lane needs
+                free slots in each of them. Called only if a lane other than None is in use.
             queue: maximum number of waiting generations of all tenants together.
             wait_s: maximum time in the queue, in seconds.
         """
@@ -100,7 +102,7 @@ class EngineQueue(FairBudget):
         )
 
     def record_first_token(self, tenant: str, seconds: float) -> None:
-        """Record that a first token came `seconds` after its slot was granted."""
+        """Record that a request got its first token `seconds` after its slot was granted."""
         self._pool.pace_of(tenant).record_first_token(seconds)
 
     def max_cost(self, lane: Lane = None) -> int | None:
@@ -145,7 +147,7 @@ class EngineQueue(FairBudget):
 
 
 def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
-    """Return the tenant's slots and queued generations in the lanes of `scope`, for a forecast."""
+    """Return the `Standing` of a tenant, which counts only the lanes of `scope`."""
     taken = queue.in_use.in_lanes(scope.lanes)
     waiting = queue.waiting_in(scope.lanes)
     return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))

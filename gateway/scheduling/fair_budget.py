@@ -1,4 +1,7 @@
-"""Fair sharing of a limited resource between tenants: engine slots, bytes of memory, or calls."""
+"""Fair sharing of a limited resource between tenants.
+
+The resource is a number of engine slots, bytes of memory, or concurrent calls of a model.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
 
 
 class Ask(NamedTuple):
-    """Arguments of the call of `permit` that created a `Permit`. See `EngineQueue.permit`."""
+    """Arguments of the method `permit`, stored in the returned `Permit`.
+
+    `EngineQueue.permit` describes them.
+    """
 
     tenant: str
     priority: int
@@ -49,8 +55,8 @@ class FairBudget:
         Args:
             limit: returns the current number of units.
             share: returns the fraction of the units that one tenant may hold.
-            scopes: returns the scopes of a lane (see `kinds.Lane` and `queues.Scope`); called only
-                if a lane other than None is in use.
+            scopes: returns the `queues.Scope` objects in which a permit of a `kinds.Lane` needs
+                free units; called only if a lane other than None is in use.
             queue: maximum number of waiting permits of all tenants together.
             queue_of_tenant: maximum number of waiting permits of one tenant. The default is
                 `queue`.
@@ -79,7 +85,7 @@ class FairBudget:
 
     @property
     def slots(self) -> int:
-        """Current number of units."""
+        """Present total number of units, in use or free."""
         return self._pool.limit
 
     def permit(
@@ -177,7 +183,7 @@ class FairBudget:
 
 
 class Permit:
-    """Context manager that holds units of a budget. `FairBudget.permit` creates one."""
+    """Context manager that holds units of a `FairBudget`. Created by `FairBudget.permit`."""
 
     __slots__ = ("_ask", "_budget")
 

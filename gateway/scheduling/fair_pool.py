@@ -1,4 +1,4 @@
-"""Fair scheduling: rules by which tenants' queued entries get free slots.
+"""Fair scheduling: the rules that decide which queued entry of which tenant gets a free slot.
 
 See decision 024 in docs/decisions.
 """
@@ -17,10 +17,11 @@ from gateway.scheduling.queues import QueueEntry, Scope, Scopes, SlotCount, Tena
 class FairPool:
     """Slots in use and entries in queues, by tenant and lane.
 
-    Free slots go to the tenant with the highest priority. Among tenants of equal priority, they go
-    to the tenant that would then hold the fewest slots. Within a tenant, the first entry gets them.
-    A tenant never holds more than its configured fraction of the slots, even if no other tenant
-    waits. Another tenant that arrives later therefore finds a free slot.
+    Free slots go to the waiting tenant with the highest priority. Among tenants of equal priority,
+    free slots go to the tenant that holds the fewest slots, counting the new ones. Within a
+    tenant's queue, the first entry gets the slots. A tenant never holds more than its configured
+    fraction of the slots, even if no other tenant waits. Another tenant that arrives later
+    therefore finds a free slot.
 
     A lane is the set of model variants that can run a request. Each tenant has one queue for each
     lane. Entries that wait for the replicas of one lane therefore never delay entries that other
@@ -122,8 +123,9 @@ class FairPool:
     def grant(self) -> set[object]:
         """Grant free slots to queued entries.
 
-        If the next entry needs more slots than are free, the free slots of its scopes are reserved
-        for this entry: no other entry gets them. Return the keys of these scopes.
+        If the next entry needs more slots of a `queues.Scope` than are free, the free slots of this
+        scope are reserved for the entry: no other entry gets them. Return the keys of all scopes
+        with reserved slots.
         """
         reserved: set[object] = set()
         found: dict[Lane, Sequence[Scope]] = {}
@@ -157,7 +159,7 @@ class FairPool:
         return reserved
 
     def scopes(self, lane: Lane) -> Sequence[Scope]:
-        """Return the scopes of `lane`: an entry needs free slots in each (see `queues.Scope`)."""
+        """Return the `queues.Scope` objects of `lane`. An entry needs free slots in each scope."""
         used, awaited = self.in_use.lanes, self.queued.lanes
         if self._scopes_of is None or (lane is None and not used and not awaited):
             return (Scope(self._limit()),)

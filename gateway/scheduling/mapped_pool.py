@@ -78,8 +78,8 @@ class MappedPool:
 
         Args:
             replicas: the replicas to choose from.
-            admission: builds the admission control of one model, which limits concurrent calls. Its
-                argument is a function that returns the maximum number of calls.
+            admission: builds the admission control of one model, which limits the concurrent calls
+                of the model. Its argument is a function that returns this limit.
         """
         self._replicas = replicas
         self._make_admission = admission
@@ -113,7 +113,7 @@ class MappedPool:
         )
 
     async def model(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Return the mapping with the model's configuration, as read from an available replica.
+        """Return the mapping and the model's configuration, which an available replica sent.
 
         Raises:
             EngineUnavailable: no available replica serves the model.

@@ -25,9 +25,9 @@ class Scope(NamedTuple):
         slots: number of slots that the lanes may use together.
         lanes: the lanes that share the slots; None stands for all lanes.
         key: identifies the scope.
-        shared: number of slots of which one tenant may hold its share, if greater than `slots`.
-            While requests of other lanes use the scope's replicas, `slots` is smaller than
-            `shared`.
+        shared: number of slots before the slots of other lanes are subtracted. While requests of
+            other lanes use the scope's replicas, `slots` is smaller than `shared`. One tenant may
+            hold its configured fraction of the greater of the two numbers.
     """
 
     slots: int

@@ -96,7 +96,7 @@ class Replicas:
 
     @property
     def draining(self) -> bool:
-        """True while the gateway shuts down. Cancelled calls then count as ended by the gateway."""
+        """True while the gateway shuts down. A call cancelled now counts as ended by it."""
         return self._draining
 
     @draining.setter
@@ -189,8 +189,8 @@ class Replicas:
     async def wait_until_back(self) -> None:
         """Wait until a replica accepts new requests, or return after a timeout.
 
-        The timeout ends 3 s after a replica became unavailable or was added; the last of these
-        events counts. Within 3 s, this replica may answer a poll, and the request need not fail.
+        The method waits until 3 s after the last time that a replica became unavailable or was
+        added. Within this time, the replica may answer a poll, and the request need not fail.
         """
         loop = asyncio.get_running_loop()
         while not self.ready:
@@ -316,8 +316,8 @@ class Replicas:
         able = [r for r in self._find_working(came, avoid) if r.can_serve(generation)]
         if not able and avoid:
             # No replica with a closed circuit breaker is left for this request, so try replicas
-            # with an open breaker, too. Such a replica may work again: only a successful request
-            # closes its breaker, and a replica of weight 0 rarely gets a request.
+            # with an open breaker, too. Such a replica may work again: its breaker remains open
+            # until a request succeeds. A replica of weight 0 rarely gets a request.
             able = [
                 r for r in self._find_working(came, avoid, failing=True) if r.can_serve(generation)
             ]
@@ -340,8 +340,8 @@ class Replicas:
     ) -> bool:
         """Return True if this replica should be left to a queued request.
 
-        A queued request needs the replica more than `generation` if it can also run there, but has
-        fewer model variants to choose from.
+        A queued request needs the replica more than `generation` if the queued request can run on
+        this replica, too, but on fewer model variants than `generation`.
 
         Args:
             replica: a replica that can run `generation`.

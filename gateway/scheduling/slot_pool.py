@@ -50,9 +50,9 @@ class SlotPool:
     def current_limit(self) -> int | None:
         """Return the maximum number of requests in flight on all replicas; None for no limit.
 
-        For a replica that gets no new requests, such as a drained replica, the number of its
-        running requests is added. `EngineQueue` counts these requests as in flight. Without the
-        addition, they would use up slots of other replicas.
+        A replica that gets no new requests, such as a drained replica, adds the number of its
+        running requests to the limit. `EngineQueue` counts these requests as in flight. Without
+        this addition, they would use up slots of other replicas.
         """
         used = self._find_replicas(None)
         slots = self._count_slots(used)
@@ -73,13 +73,13 @@ class SlotPool:
         A scope is a group of lanes that share slots. There are two or three scopes:
 
         - `max_slots` slots, shared by all lanes;
-        - the slots of the replicas that can run `lane`, shared by all lanes that can use only these
-          replicas;
+        - the slots of the replicas that can run `lane`, shared by `lane` and all lanes that can run
+          on no other replicas;
         - the slots of all usable replicas, if some of these replicas cannot run `lane`.
 
         Args:
             lane: the lane of the request.
-            lanes: the other lanes in use.
+            lanes: all lanes with slots in use or queued requests.
             max_slots: maximum number of slots in each scope.
         """
         by_lane = {each: self._find_replicas(each) for each in {lane, None, *lanes, *self._lanes()}}
@@ -101,9 +101,10 @@ class SlotPool:
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
             # `within` is the number of this replica's requests whose lane is in the scope. The
-            # queue subtracts these requests from the slots of the scope. If the scope contains the
-            # replica, also subtract the replica's other requests, because they occupy its slots.
-            # Otherwise, add `within`, because these requests occupy no slot of the scope.
+            # queue later subtracts these requests from the slots of the scope. If the scope
+            # contains the replica, subtract the replica's other requests here, because they occupy
+            # its slots. If the scope does not contain the replica, add `within`, because these
+            # requests occupy no slot of the scope.
             slots += within - replica.in_flight if replica in key else within
         return Scope(min(slots, max_slots), lanes, key, shared=min(all_slots, max_slots))
 

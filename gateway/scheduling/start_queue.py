@@ -3,8 +3,9 @@
 A request takes CPU time of the event loop when it starts, and again for each of its tokens. If an
 overloaded loop started all arrived requests at once, it would fall further behind, and serve no
 request in time. Therefore only a limited number of queued requests starts in each iteration
-("turn") of the loop. Turns then stay short under any load. A request whose expected wait is too
-long is refused before its body is read and its API key is checked, which costs little CPU time.
+("turn") of the loop. This limit keeps turns short under any load. A request whose expected wait is
+too long is refused before its body is read and its API key is checked. This refusal costs little
+CPU time.
 
 The CPU time for starting a request is estimated in units of work: one unit for each request, and
 more units for large bodies. Tenants with waiting requests get equal amounts of work.
@@ -67,12 +68,12 @@ _MAX_TURN_S = 0.25
 # second had been measured for `_ASSUMED_S` seconds.
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
-# Half of the longest period in seconds that the measurements cover. When they cover a longer
-# period, all measured sums and their duration are halved, so that old measurements lose weight.
+# Half of the maximum period in seconds that the measurements cover. When the maximum is exceeded,
+# all measured sums and their duration are halved, so that old measurements lose weight.
 _MEMORY_S = 0.5
 # Even during a long overload, the queue is empty for moments. If requests queue again within this
-# many seconds, the measurements continue. If a request was refused before, the new queue then does
-# not count as a burst.
+# many seconds, the measurements continue. The new queue does not count as a burst if the previous
+# queue has refused a request.
 _CALM_S = 5.0
 
 _BUSY = (
@@ -218,7 +219,7 @@ class StartQueue:
         """Queue a request and return None, or refuse it and return its expected wait in seconds.
 
         The request is refused if its expected wait is too long, or if the queue is full. The queue
-        calls `begin` when it is the request's turn.
+        calls `begin` when the request may start.
 
         Args:
             tenant: the tenant's name.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MiB = 1024 * 1024
-# Size limits in bytes of the files other than the weights. These files are read into memory.
+# Maximum size in bytes of each file except the weights file. These files are read into memory.
 _MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 """Files that are requested from a remote source. The first two files must exist."""
@@ -53,9 +53,9 @@ _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Value that identifies the content of an adapter's files. It differs after a file was changed.
+"""Value that identifies the content of an adapter's files. It changes when a file changes.
 
-The value is () if a server sends neither an ETag nor a modification date of some file.
+The value is () if, for at least one file, a server sends neither an ETag nor a modification date.
 """
 
 
@@ -76,7 +76,7 @@ class FetchedFiles(NamedTuple):
 class Sources:
     """Fetcher of adapter files from folders, servers and buckets.
 
-    It owns the threads that read disks and download files.
+    This class owns the threads that read disks and download files.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Sources:
         Args:
             incoming: folder for downloaded files.
             allowed: prefixes of the sources that requests may use.
-            root: folder whose subfolders requests may use in addition to `allowed`; None for no
-                such folder.
+            root: folder whose subfolders requests may use, in addition to `allowed`. None if there
+                is no such folder.
             max_bytes: maximum size of the weights file.
             timeout_s: maximum duration of one fetch in seconds.
         """
@@ -151,8 +151,8 @@ class Sources:
 
         Args:
             source: the source.
-            who: name of the caller. If several calls have the same name, they download one after
-                the other.
+            who: name of the caller. Calls with the same name download their files one after the
+                other.
             trusted: True if the source comes from the configuration, not from a request. A trusted
                 source need not be in the list of allowed sources.
 
@@ -242,8 +242,8 @@ class Sources:
             for name, file in found.items():
                 if file is not None:
                     await self._receive(location, name, file, folder / name)
-            # Check that no file has changed during the fetch. Otherwise a new release may have been
-            # published, and the fetched files may be a mix of both releases.
+            # Check that no file has changed during the fetch. If a new version of the adapter was
+            # published meanwhile, the fetched files may be a mix of both versions.
             for name, file in found.items():
                 if await location.stat(name) != file:
                     raise remote.unavailable_error(

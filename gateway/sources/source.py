@@ -27,7 +27,7 @@ _ALLOWED = "an absolute folder, https://HOST/FOLDER, s3://BUCKET/FOLDER or hf://
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed source.
+    """Parsed location of a LoRA adapter's files, or a prefix of such locations.
 
     Attributes:
         scheme: the type of the source; "file" for a folder on this machine.

@@ -56,8 +56,8 @@ class _Keys(NamedTuple):
         tenants: tenants by the hash of their key in the configuration file; None if requests need
             no key.
         admins: hashes of admin keys.
-        issued: keys that were created over the API: the key's tenant and record, by the key's hash.
-            None until these keys are loaded.
+        issued: for each key that was created over the API, its tenant and record, by the key's
+            hash. None until these keys are loaded.
     """
 
     tenants: Mapping[str, Tenant] | None
@@ -323,11 +323,11 @@ def _parse_keys(credentials: Sequence[str]) -> list[str]:
 
 
 class KeysLatch:
-    """Flag that requires API keys until the gateway is restarted, once a configuration has keys.
+    """Flag that prevents a running gateway from turning off its API keys.
 
-    The first configuration with API keys sets the flag. While the flag is set, a configuration
-    without keys is refused. Workers share the flag through a file in their common folder. A worker
-    that replaces a crashed worker therefore also requires keys.
+    The first configuration with API keys sets the flag until the gateway is restarted. While the
+    flag is set, a configuration without keys is refused. Workers share the flag through a file in
+    their common folder. A worker that replaces a crashed worker therefore also requires keys.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -99,9 +99,9 @@ class Account:
             # generated, as for a stream that sends its tokens before the timeout.
             ours = False
         # If the service has failed before the first token, charge nothing. If the service has
-        # failed later, charge the sent prompts and the tokens that the engine has reported. If the
-        # client has caused the failure, also charge an estimate of unreported tokens: beam searches
-        # and non-streaming responses report their tokens only at their end.
+        # failed later, charge the prompts that were sent to the engine, and the tokens that the
+        # engine has reported. If the service has not failed, also charge an estimate of unreported
+        # tokens: beam searches and non-streaming responses report their tokens only at their end.
         if error is None:
             prompt = batch.prompt_tokens
         else:
@@ -136,9 +136,9 @@ class Account:
         they had reached max_tokens.
         """
         reservation, meter = self._reservation, self._batch.meter
-        # Record nothing before the first token: if the service fails before it, nothing is charged.
-        # Until then, the limits count the reserved tokens. Beam searches report their first token
-        # only at their end.
+        # Record nothing before the first token, because a request that the service fails before its
+        # first token is not charged. The limits count the reserved tokens until the first token.
+        # Beam searches report their first token only at their end.
         if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
@@ -259,7 +259,7 @@ class Accounting:
     ) -> Account:
         """Reserve the tokens that a request may need, after `count` has counted the request.
 
-        Return the request's account. At its end, the account also closes the reservation.
+        Return the request's account, a context manager. Leaving its context closes the reservation.
 
         Args:
             request: the request's context.

@@ -66,7 +66,7 @@ class TaggedStops:
         return before + shown, stopped
 
     def _split(self, text: str) -> tuple[str, str]:
-        """Split the held-back text and `text` into the reasoning with its tags, and the content.
+        """Join the held-back text and `text`. Return the reasoning with its tags, and the content.
 
         If it is still unknown if the response begins with the opening tag, return ("", `text`).
         """

@@ -115,10 +115,10 @@ class ControlTokens:
         hidden = {each.token: each.stand_in for each in self._control}
         unchanged = {}
         if replaced:
-            # Keep the words that the template itself replaces, because the template must find them.
-            # The template's replacement may then turn a client's text into a control token, but
-            # only if the text contains the token's first letter. So also replace the first letters
-            # of all control tokens by stand-ins.
+            # Use no stand-ins for words that the template itself replaces, because the template
+            # must find these words. The template's replacement may turn a client's text into a
+            # control token. This requires the token's first letter in the text. So also replace the
+            # first letters of all control tokens by stand-ins.
             words = (*harmless, *replaced)
             unchanged = {word: word for word in words if not any(token in word for token in hidden)}
             first = sorted({token[0] for token in hidden})

@@ -51,7 +51,7 @@ class LoneSpaces:
     def find_spans(
         self, pieces: Sequence[str], indices: Sequence[int]
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return the pieces of a text that must be encoded together, and those that need not.
+        """Return the pieces of a text to encode together, and the pieces to encode alone.
 
         A piece is the text between two spaces. If both spaces are lone, the piece can be encoded
         alone. Any other piece must be encoded together with its neighbours, as a range of pieces.
@@ -85,8 +85,8 @@ class LoneSpaces:
     def _block_end(self, text: str, start: int, end: int) -> int:
         """Return the index at which a block ends: the last lone space before `end`.
 
-        If there is none, return the first lone space after `end`. If no lone space is near,
-        return the length of the text.
+        If no lone space is found before `end`, return the first lone space after `end`. If none is
+        found there either, return the length of the text. Both searches are limited.
         """
         space = end
         for _ in range(_MAX_SEARCHES):

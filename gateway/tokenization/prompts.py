@@ -291,11 +291,11 @@ class Prompts:
         return reach is not None and reach.exceeds(text, tokens)
 
     def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
-        """Remove text that cannot be within the first or last `tokens` tokens. Return the rest.
+        """Shorten a text of which only `tokens` tokens are needed. Return the shorter text.
 
-        Text is removed from the side `cut`. The remaining text may still have more than `tokens`
-        tokens. It includes some extra characters, because a cut may change the tokens next to it.
-        The text is not cut if tokens of this tokenizer may have any length.
+        Text is removed from the side `cut`. The result may still have more than `tokens` tokens. It
+        includes some extra characters, because a cut may change the tokens next to it. The text is
+        not shortened if tokens of this tokenizer may have any length.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
@@ -325,12 +325,13 @@ class Prompts:
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Return the id sequences at which the engine stops, in addition to `end_id`.
 
-        Without `min_tokens`, these are the ids of the strings in `engine_stop`, and
+        Without `min_tokens`, the result has the ids of the strings in `engine_stop`, and the
         `further_end_ids`.
 
-        With `min_tokens`, the result is empty. Before this number of tokens, an engine ignores only
-        `end_id`, and would stop at other ids. The gateway itself therefore ends the response at
-        `later_end_ids`. A guided response is an exception: its result is `further_end_ids`.
+        With `min_tokens`, the result is empty. For the first `min_tokens` tokens, an engine ignores
+        `end_id`, but would stop at the ids named above. The gateway itself therefore ends the
+        response, at `later_end_ids`. Exception: for a guided response, the result is
+        `further_end_ids`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
         if options.params.min_tokens:
@@ -340,9 +341,9 @@ class Prompts:
     def later_end_ids(self, options: Options) -> frozenset[int]:
         """Return the ids at which the gateway itself ends a response after `min_tokens` tokens.
 
-        These are the `further_end_ids`. The result is empty without `min_tokens`. For a guided
-        response, the result is empty, too: the engine itself stops at `further_end_ids`, because it
-        cannot continue after the end of a guided response.
+        With `min_tokens`, the result is `further_end_ids`. Without `min_tokens`, the result is
+        empty, because the engine stops at these ids. For a guided response, the result is always
+        empty: the engine itself stops, because it cannot continue after the end of such a response.
         """
         if not options.params.min_tokens or options.params.guide is not None:
             return _NO_IDS

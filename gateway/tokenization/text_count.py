@@ -18,7 +18,8 @@ class TextCount:
 
     `tokens` is an estimate of the number of tokens so far: each piece is counted alone. The result
     of `count_all` is more exact, because the text is encoded in larger blocks. A block ends before
-    a space, where most tokenizers begin a word. A few blocks may be counted wrong by one token.
+    a space, where most tokenizers begin a word. The count of a few blocks
+    may be wrong by one token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

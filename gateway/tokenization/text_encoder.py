@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# Fixed CPU cost of encoding a block. It is equal to the cost of encoding this many characters.
+# Fixed CPU cost of encoding a block, as a number of characters whose encoding costs the same.
 _CHARS_PER_TEXT = 128
 
 

@@ -1,9 +1,9 @@
 """Lower bound of a text's number of tokens, which is computed without tokenizing the text.
 
 Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. A text that is
-certainly too long for the model's context is therefore refused without tokenizing it. A text is
-certainly too long if it has more characters than the longest token, multiplied by the number of
-tokens in the context.
+certainly too long for the model's context is therefore refused without tokenizing it. If the
+longest token has 20 characters and the context has 1,000 tokens, for example, any text of more than
+20,000 characters is certainly too long.
 
 The bound exists only for tokenizers that encode every character: byte-level tokenizers (Llama 3,
 Qwen, GPT-2), and sentencepiece with byte fallback (Llama 2, Gemma). Other tokenizers drop white

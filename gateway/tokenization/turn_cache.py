@@ -121,9 +121,9 @@ class TurnCache:
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
     """Return the ids of end tokens that the tokenizer recognizes at each occurrence of their text.
 
-    The result maps the text of a token to its id. A token is left out if the tokenizer may not
-    recognize it: because of normalization, of word boundaries, or of another added token that
-    contains its text.
+    The result maps the text of a token to its id. A token is left out if the tokenizer searches for
+    it in normalized text or only as a complete word, or if another added token contains its text.
+    The tokenizer may then not recognize the token.
     """
     if tokenizer.truncation or tokenizer.padding:
         return {}

@@ -23,9 +23,9 @@ from tokenizers.decoders import DecodeStream
 
 from gateway.tokenization.token_reach import token_reach
 
-# Number of ids at the prompt's end that a `StreamDecoder` gets before the ids of the response. Some
-# tokenizers decode the first id that they get differently (Metaspace drops its space), so this must
-# not be the first id of the response.
+# Number of ids from the prompt's end that a `StreamDecoder` gets before the ids of the response.
+# Some tokenizers decode the first id of a sequence differently: Metaspace drops its space. The
+# sequence must therefore not begin with the first id of the response.
 _PRIME_IDS = 6
 # Maximum number of tokens to hold back while a character is incomplete. A character has at most 4
 # bytes in UTF-8, and a token has at least one byte. If 4 tokens do not complete the character,
@@ -51,9 +51,10 @@ class TokenDecoder(Protocol):
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each printable character of GPT-2's alphabet, which writes bytes as text.
+    """Return the byte for each character of GPT-2's alphabet.
 
-    The mapping is the inverse of `bytes_to_unicode` in GPT-2's encoder.py.
+    The alphabet has one printable character for each byte. The mapping is the inverse of
+    `bytes_to_unicode` in GPT-2's encoder.py.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
@@ -185,7 +186,10 @@ def _raw(piece: Piece) -> bytes:
 
 
 class StreamDecoder:
-    """Decoder for other vocabularies, where the text of a token depends on its neighbours."""
+    """Decoder for vocabularies that are not byte-level.
+
+    In these vocabularies, the text of a token may depend on the tokens before and after it.
+    """
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ A byte-level BPE tokenizer splits a text at its added tokens, then into words by
 expression, and merges only within words. The ids of a text are therefore the joined ids of its
 words, and most words of a text occur many times. This module splits a text with the same regular
 expression, which `word_pattern` translates for Python's `re`. It asks the Rust library `tokenizers`
-only once for the ids of each word. In this package, "the library" means this Rust library. It
-encodes texts of mostly new words, and all texts of other types of tokenizers.
+only once for the ids of each word. In this package, "the library" means this Rust library. The
+library itself encodes texts of mostly new words, and all texts if the tokenizer is of another type.
 
 A space is lone if no other white space is beside it. Some tokenizers (GPT-2, GPT-4o, Llama 3, Qwen)
 begin a word at each lone space. For these tokenizers, the text between two lone spaces is called a
@@ -46,9 +46,9 @@ _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
 # Minimum length of a text that is split into pieces at lone spaces. A shorter text is split into
 # words, which takes less CPU.
 _MIN_PIECES_CHARS = 100
-# Maximum fraction of a text's characters in new words, whose ids are not cached. If a text exceeds
-# this fraction, the library encodes the text, and only a few of its new words are cached. Caching
-# all of them would take up to twice as much CPU as the library.
+# Maximum fraction of a text's characters that may be in new words: words whose ids are not cached.
+# If a text exceeds this fraction, the library encodes the text, and only a few of its new words are
+# cached. Caching all new words would take up to twice as much CPU as the library.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
@@ -125,7 +125,7 @@ class WordIds:
     def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
-        """Return an encoder for a tokenizer with other added tokens, which shares the word caches.
+        """Return an encoder for `tokenizer`, which shares the word caches of this encoder.
 
         The arguments are attributes of `control_tokens.ControlTokens`, whose second tokenizer has
         aliases in place of the control tokens.

@@ -21,9 +21,9 @@ ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0
 # The default regular expression of the pre-tokenizer `ByteLevel`. Source: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Matches one element of a regular expression if the element means the same in Oniguruma and Python,
-# or is a character class that can be translated. These elements, for example, are not matched:
-# flags such as `(?i)`; `{2}+`, which is possessive in Python only; a case-insensitive "ss", which
-# equals "ß" in Oniguruma only.
+# or is a character class that can be translated. Examples of elements that are not matched: flags
+# such as `(?i)`; `{2}+`, which is a possessive quantifier only in Python; a case-insensitive "ss",
+# which matches "ß" only in Oniguruma.
 _SYNTAX = re.compile(
     r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
     r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
@@ -43,7 +43,7 @@ _SOLID = (
     r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-# Matches the part for white space.
+# Matches the part for words of white space.
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
 # Matches a part that only the tokenizer of the demo model has: a comma and a space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
@@ -101,9 +101,9 @@ def translate_pattern(pattern: str) -> re.Pattern[str] | None:
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
-    # Refuse a regular expression that may match an empty string. After an empty match, Oniguruma
-    # and Python continue the search differently. In this check, each lookahead may match the empty
-    # string.
+    # Refuse a regular expression that may match an empty string, because Oniguruma and Python
+    # continue the search differently after an empty match. The check replaces each
+    # lookahead by a group that can match an empty string.
     with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
         if re.compile(with_all_lookaheads).fullmatch(""):

@@ -88,7 +88,7 @@ class AdapterBudget:
         self._grant_next()
 
     def reduce_limit(self) -> None:
-        """Set the maximum number of adapters in use to one less than are in use now.
+        """Limit the number of adapters in use to one less than the number in use now.
 
         Call this when the engine has refused an adapter because its cache is full.
         """
@@ -126,10 +126,11 @@ class AdapterBudget:
             self._grant_active()
 
     def _grant_active(self) -> None:
-        """Grant the waiting requests whose adapter is already in use, because they need no slot.
+        """Admit all waiting requests whose adapter is already in use, because they need no slot.
 
-        Skip a request if it would overtake another request that has already waited for a slot for
-        longer than `_OVERTAKE_PERIOD_S`.
+        A request that has waited for a slot for longer than `_OVERTAKE_PERIOD_S` seconds is not
+        overtaken by requests of its own tenant, nor by requests of tenants with more adapters in
+        use.
         """
         now = time.monotonic()
         passed_long: set[str] = set()

@@ -164,11 +164,11 @@ class DirectModel:
     def batch(
         self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]
     ) -> InferRequest:
-        """Return a request with several rows.
+        """Return one request with a batch of rows, such as several prompts.
 
-        `inputs` has a matrix of shape [rows, n] for each input, by the model's own input name.
-        Inputs that the model does not declare are left out. The request asks for the outputs with
-        the generated tokens.
+        `inputs` maps the names of the model's inputs to matrices of shape [rows, n]. Inputs that
+        the model does not declare are left out. The request asks for the outputs with the generated
+        tokens.
         """
         request = pb.ModelInferRequest(model_name=self.name, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True

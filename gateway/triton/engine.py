@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def makes_no_tokens(self) -> bool:
-        """True if the engine is unavailable, or generated no token for its last probe."""
+        """True if the engine is unavailable, or its last `TokenProbe` timed out without a token."""
         chosen = self._selection
         if chosen is None:
             return True
@@ -239,9 +239,10 @@ class Engine:
             silence.record_answer()
 
     async def _poll_with_retry(self) -> None:
-        """Poll the server. If the poll times out, poll once more in case of a sudden silence.
+        """Poll the server. If the poll times out in a "sudden" silence, poll once more.
 
-        `Silence` defines a sudden silence: all tokens stopped together with the poll's answer.
+        In a sudden silence, the server has sent tokens until shortly before the poll, but none
+        since (see `Silence`).
 
         Raise TimeoutError if the server does not answer, and GatewayError if it is unavailable.
         """
@@ -381,13 +382,13 @@ class Engine:
 
         Args:
             generation: the engine request.
-            deadline: time in seconds of the event loop's clock. After it, reading raises
+            deadline: time in seconds of the event loop's clock, after which reading raises
                 TimeoutError.
             metadata: gRPC metadata of the call.
             offload: runs work on logits in another thread.
             on_sent: called each time the request was sent to the engine.
-            on_abandon: called if the generation is aborted. Returns an `EarlyStop`. Its method
-                `end` will be called when the engine has released the request.
+            on_abandon: called if the generation is aborted. Returns an `EarlyStop`, whose `end` is
+                called when the engine has released the request, or when this cannot be observed.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):

@@ -78,8 +78,8 @@ class EngineCall:
             metadata: gRPC metadata of the call.
             begin_by: latest time for the first response, by the same clock; None for no limit.
             on_sent: called each time the request was sent to the engine.
-            on_abandon: called if the request is aborted. Returns an `EarlyStop`. Its method `end`
-                will be called when the engine has released the request.
+            on_abandon: called if the request is aborted. Returns an `EarlyStop`, whose `end` is
+                called when the engine has released the request, or when this cannot be observed.
         """
         loop = asyncio.get_running_loop()
         self._engine = engine
@@ -128,9 +128,9 @@ class EngineCall:
         return asyncio.get_running_loop().time() - self._sent_at if self.was_sent else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the first response came before `then`, and the next is still awaited.
+        """Return True if the first response came before `then`, and no response is unread now.
 
-        `then` is in seconds of the event loop's clock. See `OpenStream`.
+        Return False after the final response. `then` is in seconds of the event loop's clock.
         """
         return self._first_response_at <= then and not self._finished and not self.unread
 
@@ -163,10 +163,10 @@ class EngineCall:
             self._release_slot()
 
     def _abandon(self, reason: StopReason) -> EarlyStop:
-        """Stop reading the responses, because a stop request for this request will be sent.
+        """Stop reading the responses. The caller then sends a stop request.
 
-        Return the request's `EarlyStop`. Its method `end` is called when the engine has released
-        the request.
+        Return the request's `EarlyStop`, whose `end` is called when the engine has released the
+        request, or when this cannot be observed.
         """
         if self._stopping is None:
             self._stopping = self._on_abandon(reason)
@@ -188,7 +188,7 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """Stop reading, because the first response has not come until `begin_by`.
+        """Stop reading, because the first response did not come before `begin_by`.
 
         The current read then raises EngineUnavailable, so that the caller can send the request to
         another engine.
@@ -221,7 +221,7 @@ class EngineCall:
             return "stop_string"
         # Check `_expired`, too, because the error is not always a TimeoutError. All choices of a
         # request have the same deadline. The first choice that fails at the deadline cancels the
-        # other choices.
+        # other choices, which then get CancelledError.
         if self._expired or self._begin_timed_out or issubclass(error_type, TimeoutError):
             return "timeout"
         if issubclass(error_type, ReplicaLeft):

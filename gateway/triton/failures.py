@@ -177,8 +177,8 @@ def from_status(status: int, text: str) -> GatewayError:
     """Return the error for the status code and text of a failed RPC.
 
     Only the beginning of the text is compared, with `_DEAD` (Triton's text for a dead model
-    process). The rest may quote the client's request. If the rest was searched, a client could
-    write a text that makes the model count as unavailable.
+    process). The rest is not searched, because it may quote the client's request. Otherwise, a
+    client could write Triton's text into a prompt, and the model would count as unavailable.
     """
     if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
         return EngineUnavailable(_UNAVAILABLE)

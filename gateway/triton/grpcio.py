@@ -179,8 +179,8 @@ class _Call(Generic[T]):
     ) -> None:
         """Wrap a started call.
 
-        `abandoned` is the transport's set of tasks for abandoned calls. If this call is abandoned,
-        it adds a task that reads the remaining responses and ignores them.
+        `abandoned` is the transport's set of tasks for abandoned calls. The method `abandon` adds a
+        task to this set. The task reads the remaining responses and ignores them.
         """
         self._call = call
         self._parse = parse
@@ -223,8 +223,8 @@ class _Call(Generic[T]):
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        # Cancel the call instead of reading it to its end if another task waits in a read, because
-        # only a cancellation ends this task's wait.
+        # Do not read the call to its end if another task is waiting in a read. Cancel the call
+        # instead, because only this ends the wait of the other task.
         if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
             # If the call has finished, the server has ended it, with one exception: grpc.aio
             # cancels a call when the task that reads it is cancelled.
@@ -277,9 +277,9 @@ def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
 def _raise_if_disconnected(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Return a context manager that raises EngineUnreachable if `disconnect` has cancelled a call.
 
-    A call raises the same CancelledError if `disconnect`, the caller, or a cancelled task has
-    cancelled it. `by` returns True if the caller has cancelled the call. In this case, and if the
-    task is cancelled, the CancelledError is not replaced.
+    A call raises CancelledError in three cases: `disconnect` or the caller has cancelled the call,
+    or the current task was cancelled. Only in the first case, EngineUnreachable is raised instead.
+    `by` must return True in the second case.
     """
     try:
         yield

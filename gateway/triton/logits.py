@@ -70,7 +70,7 @@ def token_logprobs(
 
 
 def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
-    """Yield the logits of each token as float32. Only one row at a time is copied."""
+    """Yield the logits of each token as float32. Only one token's logits are copied at a time."""
     kind = np.dtype(FLOATS[datatype])
     for start in range(0, len(raw), vocabulary * kind.itemsize):
         row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
@@ -78,7 +78,7 @@ def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
-    """Return a function that computes the log probabilities for some of the logits in `logits`."""
+    """Return a function that converts any selection of these `logits` to log probabilities."""
     largest = logits.max()
     work = logits - largest
     np.exp(work, out=work)

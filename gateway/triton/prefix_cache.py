@@ -2,13 +2,13 @@
 
 An engine caches keys and values in blocks of tokens. A prompt can reuse a cached block if all its
 tokens up to the end of this block are the same. The engine evicts the least recently used blocks
-first. This module stores hashes of prompt prefixes, and also drops the least recently used first.
-To save time, only some prefixes of a prompt are hashed: all prefixes of up to 12 blocks, and then
-prefixes that are each about one sixth longer than the previous prefix.
+first. This module stores hashes of prompt prefixes, and drops the least recently used hashes first,
+too. To save time, only some prefixes of a prompt are hashed: all prefixes of up to 12 blocks, and
+then prefixes that are each about one sixth longer than the previous prefix.
 
-The engine reports how many tokens of each prompt were cached. If there are fewer than expected, the
-engine has evicted the expected prefix. All prefixes that were last confirmed before this prefix
-then count as evicted, too.
+The engine reports how many tokens of each prompt were cached. If this number is smaller than
+expected, the engine has evicted the prefix that was expected to be cached. Then all prefixes that
+were last confirmed as cached before this prefix count as evicted, too.
 
 Python's hash function for bytes is used, which depends on a secret key of the process. A client can
 therefore not construct a prompt that has the hash of another prompt.
@@ -28,7 +28,7 @@ from gateway.generation.engine_request import Generation
 _BLOCK_BYTES = 4 * 32
 """Assumed block size in bytes: 32 token ids of 4 bytes each.
 
-It also fits prompts that are hashed as text, because an English token has about 4 bytes."""
+This size also fits prompts that are hashed as text, because an English token has about 4 bytes."""
 _STEP_DIVISOR = 6
 _MAX_BLOCKS = 2**16
 # Maximum number of hashes of all tenants together; they take 2.5 MiB. A prompt of 2,000 tokens has
@@ -53,8 +53,8 @@ class ExpectedReuse(NamedTuple):
 
     Attributes:
         tokens: number of prompt tokens that were expected to be cached.
-        mark: sequence number of the last answer that confirmed that these tokens are cached; 0 or
-            less if there is no such answer.
+        mark: sequence number of the last answer that confirmed these tokens as cached; 0 or less if
+            no answer has confirmed them.
     """
 
     tokens: float = 0.0
@@ -84,8 +84,8 @@ class PromptPrefixes:
 def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
     """Return the hashed prefixes of a generation's prompt.
 
-    The prompt's token ids are hashed, or its text if only text is sent. The hashes depend on the
-    LoRA adapter, too, because an engine's cached keys and values do.
+    The prompt's token ids are hashed, or its text if only text is sent. The hashes also depend on
+    the LoRA adapter, because the engine can reuse cached blocks only with the same adapter.
     """
     text = None if None in generation.forms.values() else generation.text
     data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
@@ -109,7 +109,8 @@ class _TenantHashes:
         marks: for each hash, the sequence number of the last answer that confirmed the prefix as
             cached, or `_UNCONFIRMED`. The least recently used hash is first.
         floor: sequence number of an answer. Prefixes that were last confirmed by this answer or by
-            an earlier answer count as evicted from the engine. Unconfirmed prefixes do not.
+            an earlier answer count as evicted from the engine. Unconfirmed prefixes do not count as
+            evicted.
     """
 
     marks: dict[int, int]
@@ -146,8 +147,7 @@ class PrefixCache:
     def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
         """Record that the prompt is sent to the engine now.
 
-        Return the number of tokens that are expected to be cached, as an argument for
-        `record_answer`.
+        Return the expected reuse of cached tokens. Pass this result to `record_answer` later.
         """
         hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:

@@ -60,8 +60,8 @@ class RequestPart(NamedTuple):
     Attributes:
         tensors: serialized declarations of the inputs and outputs.
         contents: serialized values of the inputs, in chunks.
-        long: True if some chunks have at least `_LONG_BYTES` bytes. Requests share these chunks
-            without copying them.
+        long: True if some chunks of `contents` have at least `_LONG_BYTES` bytes. Such chunks are
+            not copied into the requests that use them.
     """
 
     tensors: bytes
@@ -127,7 +127,7 @@ class RequestBuilder:
         return self.has(logical) and not self._inputs[logical].optional
 
     def scalar(self, logical: LogicalInput, value: int | float) -> None:
-        """Add one number or boolean, of shape [1, 1]; [1] if the model is not batched."""
+        """Add one number or boolean, of shape [1, 1]; [1] if `batched` is False."""
         tensor, contents, pack, limit = _scalar(*self._get_input(logical), (*self._lead, 1))
         self._tensors.append(tensor)
         self._contents += (contents, pack(int(value) & limit if limit else value))

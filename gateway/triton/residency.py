@@ -101,7 +101,7 @@ class Residency:
     async def _enter_before_others(
         self, task_id: int, tenant: str, upload_slot: Awaitable[object]
     ) -> bool:
-        """Enter the upload slot. Return False if another request has started the upload instead."""
+        """Wait for an upload slot. Return False if another request started the upload meanwhile."""
         queued = _QueuedUpload()
         self._queued.setdefault(task_id, {})[tenant] = queued
         try:
@@ -121,7 +121,7 @@ class Residency:
         return True
 
     def upload_cause(self, task_id: int) -> UploadCause:
-        """Return why the adapter is not in the engine's cache and must be uploaded."""
+        """Return the reason why the adapter is not in the engine's cache and must be uploaded."""
         return self._causes.get(task_id, "first_use")
 
     def mark_loaded(self, task_id: int) -> None:

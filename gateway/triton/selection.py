@@ -202,7 +202,7 @@ async def _read_text_model(
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
-    # Use non-streaming answers only if it is known whether they begin with the prompt.
+    # Use non-streaming answers only if it is known whether the model repeats the prompt in them.
     is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),

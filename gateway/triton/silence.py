@@ -4,10 +4,11 @@ A server that does not answer a poll may be lost. It may also be busy: a server 
 or lacks CPU time answers late. So one missed poll does not mean that the server is lost. A server
 usually counts as lost after 9 seconds without answers and without tokens.
 
-A silence is "sudden" if all tokens stop when a poll is not answered. A busy server would still send
-tokens or answer polls, so a server with a sudden silence counts as lost after 4 seconds. This rule
-applies only while another replica answers. If no replica answers, this machine or the network may
-be the cause, and no replica could take over the requests.
+A silence is "sudden" if the server sent tokens just before a poll, but sends none during the poll
+and does not answer it. A busy server would still send tokens or answer polls, so a suddenly silent
+server counts as lost after 4 seconds. This rule applies only while another replica answers. If no
+replica answers, this machine or the network may be the cause, and no replica could take over the
+requests.
 
 See decisions 004 and 081 in docs/decisions.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SILENCE_S = 10.0
-"""Seconds without any response, after which a request's timeout is a failure of the engine.
+"""Seconds without any response after which the engine is blamed for a request's timeout.
 
 If any request has got a response more recently, the timeout may have another cause: a client may
 set a deadline that no engine can meet.
@@ -48,8 +49,8 @@ class Silence:
 
         `received` is True if any request got a response since the start of the last poll.
         """
-        # Look at the last two intervals between polls. A single interval may be without a token
-        # even if the server works.
+        # Look at the last two intervals between polls, because a working server may send no token
+        # in a single interval.
         self._was_receiving = received or self._received
         self._received = received
 
@@ -67,10 +68,10 @@ class Silence:
 
     @property
     def is_sudden(self) -> bool:
-        """True if tokens came before but not during the missed poll, and `replaceable` is True."""
+        """True if the silence is "sudden" (see the module), and `replaceable` returns True."""
         return self._was_receiving and self.suspect and self.replaceable()
 
     @property
     def is_lost(self) -> bool:
-        """True if `_MAX_UNANSWERED_POLLS` polls in succession were missed without any token."""
+        """True if `_MAX_UNANSWERED_POLLS` consecutive polls got neither an answer nor a token."""
         return self._unanswered >= _MAX_UNANSWERED_POLLS

@@ -71,7 +71,7 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMapping:
-    """A `TensorMapping` with what the model's configuration says about its tensors.
+    """A `TensorMapping`, completed with shapes and data types from the model's configuration.
 
     Attributes:
         rows: maximum number of rows in one request.

@@ -27,7 +27,7 @@ _TINY = 1e-6
 _MAX_PARTS, _MAX_PART_BYTES = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
-# Output with the number of reused KV-cache blocks, one INT32. It is used for `EngineStats`.
+# Output with one INT32, the number of reused KV-cache blocks, from which `EngineStats` is made.
 _REUSED_BLOCKS = "kv_cache_reused_blocks"
 # Inputs that a stop request needs besides `stop`. Without them, Triton refuses the request.
 _NEEDED_TO_STOP: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
@@ -46,8 +46,8 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
 def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
     """Return the serialized inputs for the generation's options.
 
-    All inputs except the prompt, the maximum number of tokens and the seed are options. Most
-    requests have the same options, so the result is cached.
+    The prompt, the maximum number of tokens and the seed differ between requests. The options are
+    all other inputs. They are the same in most requests, so the result is cached.
     """
     params = generation.params
     if params.guide is not None or params.logit_bias:
@@ -156,8 +156,9 @@ def engine_stats(
 ) -> EngineStats | None:
     """Return the statistics in a response.
 
-    Return None if the response has no statistics, or if the number of reused blocks is 0. The
-    engine also reports 0 before it has started the request, so 0 may not be the final number.
+    Return None if the response has no statistics, or if the number of reused blocks is 0. Before
+    the engine has started the request, it also reports 0, so a later response may have another
+    number.
     """
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
@@ -365,5 +366,5 @@ def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
 
 
 def _count_restated(capabilities: ModelCapabilities, generation: Generation) -> int:
-    """Return the number of prompt ids at the beginning of a non-streaming response."""
+    """Return the number of prompt ids that a non-streaming response repeats at its beginning."""
     return len(generation.prompt_ids) if capabilities.restates_prompt else 0

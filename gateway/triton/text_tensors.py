@@ -94,9 +94,9 @@ class TextReader:
     def _count(self, text: str) -> int:
         """Return the number of tokens to count for a response with `text`.
 
-        A response with an empty text stands for a token without text. The last response is an
-        exception: it may be empty without a token. An empty response is therefore counted only when
-        another response follows.
+        An empty response usually means that the engine has generated a token without text. But the
+        last response may be empty without any token. So an empty response counts as a token only
+        when another response follows.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))
@@ -112,8 +112,8 @@ class TextReader:
     def _take_new(self, text: str) -> str:
         """Return the new part of the complete text so far, without an incomplete last character.
 
-        Return "" if the text is not longer than the previous text: a BLS model sends empty texts
-        after a stop word.
+        Return "" if the text is not longer than the previous text. This happens after a stop word,
+        when a BLS model sends empty texts.
         """
         text = text.rstrip(_REPLACEMENT)
         added = text[len(self._seen) :]

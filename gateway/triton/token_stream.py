@@ -79,8 +79,8 @@ class TokenStream(EngineCall):
         # True if responses have only token ids, so that all responses after the first can be read
         # with a template.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # The last response as (serialized, parsed), if no template has been made yet. When the next
-        # response is read, the template is made from this response.
+        # The last response in serialized and in parsed form, if no template has been made yet. When
+        # the next response is read, the template is made from this response.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
         # The function that gets the deltas after the first one.
@@ -106,9 +106,9 @@ class TokenStream(EngineCall):
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
         """Call `take` with each delta after the first one, until the answer ends.
 
-        If `take` returns False, first pass the other deltas that arrived together with this delta,
-        then return. `take` is called directly when bytes are received, so it must not block. Tokens
-        that arrived together may be combined in one delta.
+        If `take` returns False, return, but first call `take` with all other deltas that have
+        arrived at the same time. `take` is called directly when bytes are received, so it must not
+        block. Tokens that arrived together may be combined in one delta.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")

@@ -164,7 +164,7 @@ _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueD
 
 
 def _load_client_tls(files: ClientFiles) -> ClientTls:
-    """Load the certificates. Raise OSError if a file cannot be read, or changes meanwhile."""
+    """Load the certificates. Raise OSError if a file cannot be read or changes during the call."""
     context, content = files.load()
     context.set_alpn_protocols(["h2"])
     return ClientTls(context, *content)

@@ -113,9 +113,9 @@ def _item(atom: Atom, index: int) -> Parts | None:
 def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
     """Return False if a value is certainly invalid for an atom.
 
-    The atom must not be a reference. Some keywords cannot be evaluated for a value, such as
-    `properties` and `pattern`. Such a keyword is left out in a best-effort schema (see
-    `Enforcement`), and the value may be valid. In another schema, ValueError is raised.
+    The atom must not be a reference. Some keywords, such as `properties` and `pattern`, are not
+    evaluated here. In a best-effort schema (see `Enforcement`), such a keyword is left out, and an
+    invalid value may be accepted. In another schema, ValueError is raised.
     """
     if atom.is_any:
         return True

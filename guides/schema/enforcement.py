@@ -17,8 +17,8 @@ from guides.schema.keywords import refuse, step
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
-# Minimum compile time in microseconds of a bound that is left out. Leaving out a cheaper bound
-# would save too little time.
+# Minimum compile time, in microseconds, of a bound (such as maxLength) that may be left out.
+# Leaving out a cheaper bound would save too little time.
 _MIN_BOUND_COST_US = 500
 
 Bound = tuple[float, str]

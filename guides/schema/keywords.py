@@ -87,7 +87,7 @@ def pointer(keys: list[str | int]) -> str:
 
 
 def inspect(schema: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a keyword of a schema has an invalid value. `path` is its JSON path."""
+    """Raise ValueError if a keyword of the schema at `path` has an invalid value."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
             found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"

@@ -35,8 +35,8 @@ _LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_900, 4
 """Microseconds to compile one character of a pattern, by the character's part of the pattern.
 
 The first two constants are for required characters: in a pattern without optional characters, and
-in a pattern with optional characters. The third is for a block, the fourth for the characters after
-the blocks.
+in a pattern with optional characters. The third is for a character of the block, however often the
+block is repeated. The fourth is for a character after the blocks.
 """
 # Maximum count of a repetition, as in `[a-z]{128}`, that xgrammar expands to copies of the class.
 _MAX_UNROLLED = 128

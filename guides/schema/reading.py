@@ -209,9 +209,9 @@ class Reader:
         return atom
 
     def _one_of(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> list[Atom]:
-        """Return the alternatives of oneOf, which are those of anyOf with the same branches.
+        """Return the alternatives of oneOf, read as if it were anyOf.
 
-        oneOf and anyOf differ for values that are valid for two branches. If there may be such a
+        The two keywords differ for values that are valid for two branches. If there may be such a
         value, raise ValueError. In a best-effort schema, report oneOf as left out instead.
         """
         branches = [self._read(each, within) for each in listed(schema, "oneOf", path)]
@@ -307,9 +307,9 @@ def _opened(atom: Atom) -> Atom:
 def _own(schema: dict[str, Any], path: str) -> list[Atom]:
     """Return one atom for each type, with the keywords that restrict the type.
 
-    If the schema has no `type`, there is an atom for each JSON type. The atom of a type that no
-    keyword restricts is idle. The caller drops idle atoms in the end, unless another schema
-    restricts their type: a schema with only `properties` then means an object, as in xgrammar.
+    If the schema has no `type`, there is an atom for each JSON type. An atom is idle if no keyword
+    restricts its type. `Reader.alternatives` drops the atoms that are still idle when all schemas
+    are combined. A schema with only `properties` therefore means an object, as in xgrammar.
     """
     types = schema.get("type")
     if types is None:

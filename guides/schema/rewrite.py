@@ -74,7 +74,7 @@ class _Writer:
         return {**written, "$defs": defs} if defs else written
 
     def _check_references(self, written: Schema, defs: dict[str, Schema]) -> None:
-        """Raise ValueError for a schema that refers to itself as an alternative.
+        """Raise ValueError for a schema that has itself as an alternative, through references.
 
         Releases of xgrammar up to 0.1.18 overflow the stack on such a schema, as they do on a
         left-recursive rule (`guides.ebnf_xgrammar`).

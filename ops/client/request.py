@@ -1,6 +1,6 @@
 """Builder of the request to Triton that a `Question` of `gateway client` describes.
 
-Error messages begin with the command line option that the model cannot serve.
+Error messages begin with the command line option that the model does not support.
 """
 
 from __future__ import annotations

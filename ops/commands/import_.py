@@ -119,8 +119,8 @@ def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
     """Raise ValueError for options of a TensorRT-LLM build, which are not allowed with --cpu.
 
-    If there are none, set `parsed.trtllm_version` to the newest release: the templates of the model
-    repository depend on it.
+    If no such option is given, set `parsed.trtllm_version` to the newest release. The release
+    selects the templates of the model repository.
     """
     from ops.deployment.release import NEWEST
 

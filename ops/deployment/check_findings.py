@@ -15,7 +15,7 @@ class Finding:
     """A problem that a check has found.
 
     Attributes:
-        severity: "error" if a model does not load, or requests that the configuration allows fail;
+        severity: "error" if a model does not load, or fails requests that its configuration allows;
             "warning" if only some requests fail, are delayed or are misread; "note" for
             information.
         model: the model's name; "" for the repository itself.

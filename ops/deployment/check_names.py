@@ -37,8 +37,8 @@ def name_findings(
     Args:
         repository: the repository to check.
         places: folders on this machine, to read the release from the engine's config.json.
-        release: the TensorRT-LLM release, or the container's tag, that will serve. None selects the
-            release that built the engine.
+        release: the TensorRT-LLM release that will serve the repository, or its container's tag.
+            None selects the release that built the engine.
 
     Raises ReleaseError for an unknown `release`.
     """
@@ -86,7 +86,7 @@ def _check_against_release(
 
 
 def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
-    """Yield a finding for each input of a Python model that its source names differently.
+    """Yield a finding for each input of a Python model that has another name in the model's source.
 
     The source is the `.py` files in the model's highest version folder.
     """

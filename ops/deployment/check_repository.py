@@ -99,7 +99,7 @@ class RepositoryModel:
         values |= {
             "triton_backend": self.file.backend,
             # Do not check max_batch_size of the GPT repository. It may exceed the engine's limit:
-            # the engine then starts the further rows of a batch later.
+            # the engine then starts the rows above its limit later.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -127,7 +127,7 @@ class LocalFolders:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository: its path, and its models by the names of their folders."""
+    """A model repository: its path, and its models by the names of their folders."""
 
     path: Path
     models: Mapping[str, RepositoryModel]
@@ -163,7 +163,7 @@ def template_name(parameter: str) -> str:
 
 
 def read_repository(path: Path) -> Repository:
-    """Read a repository. Each folder in `path` is a model, except hidden folders.
+    """Read a model repository. Each folder in `path` is a model, except hidden folders.
 
     Raises RepositoryError if no folder in `path` has a config.pbtxt.
     """

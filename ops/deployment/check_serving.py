@@ -66,7 +66,8 @@ def serving_findings(repository: Repository, places: LocalFolders) -> list[Findi
     for model in repository.models.values():
         found += _check_outdated(model)
         # Do not check instance counts in the GPT repository: its templates do not set them, and
-        # several postprocessing instances can only reorder streamed answers.
+        # several postprocessing instances could only reorder streamed answers, which this
+        # repository does not have.
         if not any(core.is_gpt for core in repository.cores):
             found += _check_instances(model)
     found += _check_same_engine(repository)

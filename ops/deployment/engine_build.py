@@ -20,11 +20,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BuildError(RuntimeError):
-    """A step has failed, or a program or script that the steps need is missing."""
+    """A step of an engine plan has failed, or a program or script for it is missing."""
 
 
 def check_installed(plan: EnginePlan) -> None:
-    """Raise BuildError if programs or scripts of the steps are missing; the message lists them."""
+    """Raise BuildError, with a list, if programs or scripts for the plan are missing."""
     missing = [
         need
         for need in dict.fromkeys(need for step in plan.steps for need in step.needs)
@@ -39,7 +39,7 @@ def check_installed(plan: EnginePlan) -> None:
 
 
 def build(plan: EnginePlan) -> int:
-    """Run all steps. The steps write to the stdout and stderr of this process.
+    """Run all steps of an engine plan. The steps write to the stdout and stderr of this process.
 
     Return 0, or 128 plus the signal's number after SIGINT or SIGTERM. Such a signal ends the
     running step and its child processes, and no further step starts. Files written so far remain.

@@ -70,7 +70,7 @@ class ImportedModel:
 
     @property
     def own_triton_name(self) -> str | None:
-        """The core model's name in Triton; None if the name is the default."""
+        """Name that the model with the engine has in Triton; None for the default name."""
         return None if self.triton_name == CORE else self.triton_name
 
     @property

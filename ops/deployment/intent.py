@@ -11,8 +11,8 @@ from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.release import GUIDED_DECODING, NEWEST, UNEVEN_STAGES, Release
 
-# Default limit of prompt plus output. Models allow up to 131,072 tokens, but few GPUs can hold even
-# one request of that length.
+# Default limit of prompt plus output, in tokens. Models allow up to 131,072 tokens, but few GPUs
+# can hold even one request of that length.
 DEFAULT_MAX_SEQ_LEN = 8192
 
 

@@ -161,9 +161,9 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
 def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
     """Return slices of the requests. Each slice is sent to all modes before the next slice.
 
-    Other load on the machine thus affects all modes equally. Return a single slice if there is only
-    one mode, if the concurrency is unlimited, or if the request rate is limited. If there are
-    several slices, each has at least `_TURN` times as many requests as run concurrently.
+    Other load on the machine thus affects all modes equally. The function returns several slices
+    only if there are several modes, the concurrency is limited, and the request rate is unlimited.
+    Each of several slices has at least `_TURN` times as many requests as run concurrently.
     """
     turns = 1
     if modes > 1 and level is not None and load.rate == -1:

@@ -44,7 +44,10 @@ class BenchTarget(Protocol):
 
 
 class TritonTarget:
-    """A model in Triton, over gRPC. The core model gets token ids, the ensemble gets text."""
+    """A model in Triton, over gRPC.
+
+    The model with the engine gets token ids. The ensemble gets text.
+    """
 
     def __init__(self, mode: Mode, model: DirectModel, *, streaming: bool) -> None:
         self.mode = mode

@@ -47,9 +47,9 @@ def find_triton_server(backends: Path) -> TritonServer:
     """Return the tritonserver on PATH or, if there is none, the one in the nvidia-pytriton wheel.
 
     Triton's Python backend runs each model in a program called the stub, which must be in the
-    backend's folder. In the wheel, it is not: another folder has a stub for each Python version.
-    The function therefore makes a folder below `backends`, with links to the wheel's backend and to
-    the stub for this Python version.
+    backend's folder. In the wheel, the stubs are elsewhere: a folder has one for each Python
+    version. The function therefore makes a folder below `backends`, with links to the wheel's
+    backend and to the stub for this Python version.
 
     Raises StackError if there is no tritonserver, or its Python backend cannot run this Python.
     """

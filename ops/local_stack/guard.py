@@ -12,9 +12,9 @@ class Guard:
     """A forked process that kills the registered process groups when its parent process dies.
 
     The kernel's PR_SET_PDEATHSIG is not enough, because it ends only the servers. If Triton dies
-    while it loads its models, the models' Python stubs wait for Triton forever. The guard inherits
-    the parent's file locks, so no other stack can use the state folder before the clean-up has
-    ended.
+    while it loads its models, the processes of its Python models wait for Triton forever. The guard
+    inherits the parent's file locks, so no other stack can use the state folder before the clean-up
+    has ended.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:

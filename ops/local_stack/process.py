@@ -20,7 +20,8 @@ class Child:
     """A child process whose output is written to a log file.
 
     The child leads a new session. A terminal's Ctrl-C therefore reaches only the parent process.
-    The child's own children (Triton's Python stubs) can be ended together with the child.
+    The child's own children, such as the processes of Triton's models, can be ended together with
+    the child.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Child:
         """Return the ids of running processes called `name` whose parent is this child."""
         found = set()
         every = {name for name in os.listdir("/proc") if name.isdigit()}
-        # Read the parent of each process only once, to save CPU time. A process gets another parent
-        # only when its parent ends, so it does not become a child of this child later.
+        # Read the parent of each process only once, to save CPU time. A process with another parent
+        # is skipped in later calls. It cannot become a child of `self`: when its parent ends, the
+        # kernel gives it to a reaper, such as init.
         self._of_others &= every
         for number in every - self._of_others:
             with suppress(OSError):  # the process may have ended meanwhile

@@ -105,7 +105,8 @@ class ServedModel:
         max_seq_len: limit of prompt plus output in tokens for the llmapi repository's model, which
             does not report it. None for other models.
         in_flight: number of requests to send to Triton at once; used only if `max_seq_len` is set.
-        triton_model: the core model's name in Triton; None if the gateway's settings define it.
+        triton_model: name in Triton of the model with the engine; None if the gateway's settings
+            define it.
     """
 
     model_name: str

@@ -41,7 +41,8 @@ class StackOptions:
         parameters: template parameters of the model repository.
         llmapi: True for the llmapi repository, False for inflight_batcher_llm.
         repository: an existing repository to use; `model` then provides only the tokenizer.
-        triton_model: the core model's name in Triton; None if the gateway's settings define it.
+        triton_model: name in Triton of the model with the engine; None if the gateway's settings
+            define it.
         load_models: the models that Triton loads; empty for all models of the repository.
         restart: True to restart Redis and Triton when they die.
     """

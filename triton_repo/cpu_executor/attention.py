@@ -18,9 +18,9 @@ from triton_repo.cpu_executor.kv_cache import SequenceCache
 
 Array = NDArray[np.float32]
 
-# Number of query tokens in a tile, whose attention is one matrix product. Each tile starts at a
-# multiple of this number in the prompt. The shapes of the products are therefore the same, no
-# matter how the prompt is divided into chunks.
+# Number of query tokens in a tile. One matrix product computes the attention of a tile. Each tile
+# starts at a multiple of this number in the prompt. The shapes of the products are therefore the
+# same, no matter how the prompt is divided into chunks.
 QUERY_TILE = 64
 
 
@@ -113,7 +113,7 @@ class PrefillAttention:
         self._cache = cache
         self._shape = (kv_heads, heads // kv_heads, head_size)
         # One entry for each block to which the chunk is written: the block's index, the token slots
-        # in the block, and the rows of the chunk that belong there.
+        # in the block, and the rows of the chunk that are written to these slots.
         self._writes: list[tuple[int, slice, slice]] = []
         for index in range(start // block, -(-end // block)):
             low, high = max(start, index * block), min(end, (index + 1) * block)

@@ -40,7 +40,7 @@ class Chunk:
     """Number of tokens, counted from the chunk's end, whose logits are needed."""
     adapter: PreparedAdapter | None = None
     prompt_table: Array | None = None
-    """Embeddings ``[n, hidden]`` of the token ids ``vocab_size + i`` (p-tuning)."""
+    """Table ``[n, hidden]`` for p-tuning; row i is the embedding of token id ``vocab_size + i``."""
 
 
 class PackedBatch:
@@ -71,11 +71,11 @@ class PackedBatch:
     def embed(self, table: Array) -> Array:
         """Return the tokens' embeddings ``[rows, hidden]``.
 
-        Ids from the vocabulary's size on are looked up in the chunk's prompt table, others in
-        ``table``.
+        Ids below the vocabulary's size are looked up in ``table``, all other ids in the chunk's
+        prompt table if the chunk has one.
         """
-        # Clip the ids to the range of the table. Like upstream, the executor accepts ids outside
-        # the vocabulary. Without clipping, such an id could end the step with an IndexError.
+        # Clip the ids to the range of the table. Like TensorRT-LLM, the executor accepts ids
+        # outside the vocabulary. Without clipping, such an id could raise an IndexError.
         x = table[np.clip(self._tokens, 0, len(table) - 1)]
         start = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -138,8 +138,8 @@ class CausalLM(ABC):
     def forward(self, chunks: Sequence[Chunk]) -> Array:
         """Process all chunks as one batch, and append their keys and values to the caches.
 
-        Returns float32 logits ``[n, vocab]`` of the rows that the chunks need, in the order of the
-        chunks. Chunks with one token must come before all others.
+        Returns float32 logits ``[n, vocab]``, in the order of the chunks: for each chunk, the rows
+        of its last ``Chunk.logits`` tokens. Chunks with one token must come before all others.
         """
         batch = PackedBatch(self.config, chunks)
         x = self._layers_of(batch)
@@ -147,10 +147,10 @@ class CausalLM(ABC):
         return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Convert the q, k and v parts of a layer to the form in which this model stores them.
+        """Convert the q, k and v tensors of a layer to the form in which the model stores them.
 
-        Here q is multiplied by the attention scale. ``parts`` has three weight matrices, biases or
-        LoRA B matrices. None stands for a missing bias, and is returned as None.
+        The base class multiplies q by the attention scale. ``parts`` has three weight matrices,
+        three biases or three LoRA B matrices. A missing bias is None, and is returned as None.
         """
         query, key, value = parts
         return [None if query is None else query * self._query_scale, key, value]

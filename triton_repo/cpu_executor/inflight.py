@@ -45,8 +45,8 @@ class InflightLoop(RequestLoop):
         max_tokens = kv_cache.max_tokens or default_max_tokens(
             config, kv_cache.free_gpu_memory_fraction
         )
-        # Reuse KV cache blocks only if the engine was built with paged context FMHA. In upstream,
-        # only the attention kernels of this option can reuse blocks.
+        # Reuse KV cache blocks only if the engine was built with paged context FMHA. In
+        # TensorRT-LLM, only the attention kernels of this option can reuse blocks.
         reuse = kv_cache.enable_block_reuse and config.use_paged_context_fmha
         self._pool = BlockPool(max(1, max_tokens // size), size, reuse)
         policy = settings.scheduler_config.capacity_scheduler_policy
@@ -185,7 +185,7 @@ class InflightLoop(RequestLoop):
             self._store(request, work.sequence)
 
     def _split(self, work: Work) -> list[tuple[ActiveRequest, Sequence]]:
-        """Return the sequences that choose their next token from the logits of ``work``.
+        """Return the sequences whose next tokens are chosen from the logits of ``work``.
 
         The prompt of a request is processed once, in the KV cache of the first sample. When the
         prompt is complete, the other samples get copies of this cache.

@@ -224,8 +224,8 @@ class CachedAdapter:
 class LoraCache:
     """The host cache of adapters by task id, with a limit in bytes. Not thread-safe.
 
-    The size of an adapter is the size of its values in the engine's dtype, without padding. If a
-    task id is already cached, the weights in a request with this id are ignored, as in upstream. A
+    The limit counts an adapter's values in the engine's dtype, without padding. If a task id is
+    already cached, the weights in a request with this id are ignored, as in TensorRT-LLM. A
     separate thread prepares new adapters, so a large adapter does not delay other requests.
     """
 

@@ -21,10 +21,10 @@ PREFILL_TOKENS = 128
 class Work:
     """Tokens of one sequence that the model processes in an iteration.
 
-    ``last`` is True if the model's logits for these tokens determine the sequence's next token. It
-    is False for a part of a prompt that does not reach the prompt's end, and for a prompt that is
-    processed again after a pause. ``in_prompt`` is True if the sequence has no generated tokens
-    yet.
+    ``last`` is True if the model's logits for these tokens determine the sequence's next token. If
+    the tokens are a part of a prompt that ends before the prompt's end, ``last`` is False. For a
+    prompt that is processed again after a pause, ``last`` is also False. ``in_prompt`` is True if
+    the sequence has no generated tokens yet.
     """
 
     request: ActiveRequest

@@ -90,8 +90,8 @@ def make_folder() -> Path:
 def save_files(form: FormData, folder: Path) -> None:
     """Copy the uploaded files of the form into `folder`.
 
-    Blocks, so call this function in a thread. Raise InvalidRequest for a file whose name is not one
-    of the file names that an adapter may have. Raise StoreError if writing fails.
+    Blocks, so call this function in a thread. Raise InvalidRequest for a file name that adapters do
+    not have. Raise StoreError if writing fails.
     """
     files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, *npy_files.ALL}
     files |= {tokenizer_config.FILE, chat_template.FILE}

@@ -54,13 +54,13 @@ class MessageAnswer:
     ) -> None:
         """Create the encoder.
 
-        `max_tokens` is the limit in the client's request. If the model's context has space for
-        fewer tokens, the engine generates at most that smaller number. An answer that is cut there
-        has the stop reason `model_context_window_exceeded`.
+        `max_tokens` is the limit in the client's request. The model's context may have space for
+        fewer tokens. An answer that fills the context has the stop reason
+        `model_context_window_exceeded`.
         """
         self._prompt_tokens = batch.prompt_tokens
-        # If `isolated_cache` is True, do not report the number of cached tokens to the tenant. The
-        # number would show whether another tenant has sent the same prompt.
+        # `isolated_cache` is True if tenants do not trust each other. Then do not report the number
+        # of cached tokens: it would show that another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking

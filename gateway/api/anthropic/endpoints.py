@@ -100,9 +100,9 @@ async def count_tokens(request: Request) -> Response:
 
 
 HOT: dict[str, Handler] = {"/v1/messages": messages}
-"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+"""Endpoint functions by path, for POST requests.
 
-The keys are the paths.
+To save CPU, `gateway.app` calls these functions directly instead of through FastAPI.
 """
 
 

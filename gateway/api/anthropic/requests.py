@@ -46,8 +46,8 @@ _CLIENT_NAMES: dict[str, str] = {
 _TAGGED = frozenset({"content", "system"})
 """Fields whose values are lists of content blocks.
 
-If a block is invalid, pydantic's error has the path of the wrong field. In this path, the block's
-type follows the block's index in the list.
+If a block is invalid, pydantic inserts the block's type into the error's path, after the block's
+index. For these fields, `build_invalid_request` removes the type from the path.
 """
 
 
@@ -199,8 +199,8 @@ class MessagesRequest(Prompt):
 class MessagesChat(ChatCompletionRequest):
     """A chat request that was converted from an Anthropic request.
 
-    Its additional fields say which parts of the answer are left out, and how the client named its
-    parameters.
+    Its additional fields say where the parameters are in the client's request, and what must be
+    left out of the answer.
     """
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None

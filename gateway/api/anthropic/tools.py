@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequest
 
 MAX_TOOLS = 1024
 _CLIENT_TYPES = (None, "custom")
-"""The types of tools that the client runs."""
+"""Values of `type` for tools that the client runs. None stands for a tool without a type."""
 
 
 class Tool(Lenient):
@@ -135,7 +135,8 @@ def to_function(tool: Tool, number: int) -> dict[str, Any]:
 def to_chat_choice(choice: ToolChoice) -> dict[str, Any]:
     """Convert a tool choice to fields of a chat request.
 
-    Raise InvalidRequest if the type `tool` has no `name`, or if another type has one.
+    Raise InvalidRequest if a choice of the type `tool` has no `name`. Also raise it if a choice of
+    any other type has a `name`.
     """
     if (choice.name is None) is (choice.type == "tool"):
         raise InvalidRequest(

@@ -43,7 +43,7 @@ def _select_likeliest(
     """
 
     def mean(deltas: list[TextDelta]) -> float:
-        # Skip the delta of an echoed prompt, which has 0 tokens: it is the same for all choices.
+        # Skip the echoed prompt, which is the same for all choices. Its delta has 0 tokens.
         own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
         values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
@@ -83,7 +83,8 @@ def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
 def build_continued(last: TextDelta) -> dict[str, bool]:
     """Return the member `continued` of a choice as a dict; {} for most choices.
 
-    The member marks a choice that one replica began and another continued with a different seed.
+    The member marks a choice that one replica began and a second replica continued with a different
+    seed.
     """
     return {"continued": True} if last.continued else {}
 
@@ -194,8 +195,8 @@ class OpenAIAnswer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # If `isolated_cache` is True, do not report the number of cached tokens to the tenant. The
-        # number would show whether another tenant has sent the same prompt.
+        # `isolated_cache` is True if tenants do not trust each other. Then do not report the number
+        # of cached tokens: it would show that another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
@@ -237,12 +238,13 @@ class OpenAIAnswer:
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         """Return the complete answer as JSON.
 
-        Usage counts all generated choices, as OpenAI does, even if not all of them are returned.
+        The member `usage` counts the tokens of all generated choices, as at OpenAI. This includes
+        the choices that are not returned.
 
         Args:
             received: the deltas of each choice.
-            num_returned: the number of choices to return for each prompt, the likeliest ones; None
-                to return all choices.
+            num_returned: the number of choices to return for each prompt. The likeliest choices are
+                returned. None to return all choices.
         """
         usage = self._build_usage([own[-1] for own in received])
         if num_returned is not None:

@@ -83,10 +83,11 @@ def _make_message_form(
         channel = harmony.read_open_header(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # Pass on only the schemas that the parser needs: the `MessageForm` stays in memory during the
-    # generation. If a tool is not in the prompt, the limit on the prompt's length does not limit
-    # its schema. The parser needs the schemas to find the types of arguments. Guided calls need
-    # none: their arguments are JSON, which shows the types.
+    # Keep only the schemas that the parser needs, as the `MessageForm` stays in memory during the
+    # generation. The limit on the prompt's length does not limit the schemas of tools that are not
+    # in the prompt. The parser needs a tool's schema to find the types of the arguments. If guided
+    # decoding enforces the calls, no schema is needed: the arguments are JSON, which shows the
+    # types.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,

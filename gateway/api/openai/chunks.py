@@ -44,7 +44,7 @@ class Shape:
         id_prefix: the beginning of an answer's `id`.
         object: the member `object` of a complete answer.
         chunk_object: the member `object` of a chunk.
-        opening: the choice's member in a first chunk without text; None to send no such chunk.
+        opening: the choice's member in the first chunk, which has no text; None to begin with text.
         text: the choice's member in a chunk with text; `%s` stands for the text as JSON string.
         closing: the choice's member in the chunk with the finish reason.
     """

@@ -278,16 +278,16 @@ class GenerationRequest(Strict):
     def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
         """Return the guides that `build_guide` combines into one guide; () if it combines none.
 
-        Each guide has the path of its parameter. If the combined guide is invalid, the gateway
-        compiles each part separately to find the invalid parameter.
+        Each guide is paired with the path of its parameter. If the combined guide is invalid, the
+        gateway compiles each part separately to find the invalid parameter.
         """
         return ()
 
     def build_looser_guide(self) -> Guide | None:
-        """Return a guide that enforces less than the guide of `build_guide`; None if there is none.
+        """Return a guide that is less strict than that of `build_guide`; None if there is none.
 
-        The gateway uses the returned guide if the guide of `build_guide` does not compile. For
-        tenants whose guides are not compiled in advance, it always uses the returned guide. This
-        base class returns None.
+        The gateway uses the returned guide in two cases: if the stricter guide does not compile, or
+        if it does not check the tenant's guides (`Caller.guides` is `unchecked`). This base class
+        returns None.
         """
         return None

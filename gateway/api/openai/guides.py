@@ -188,9 +188,9 @@ def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tup
     """Yield (tool index, guide for the tool's arguments) for each tool that may be called."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # Leave the path in the client's request empty. The path is only used to report keywords
-            # that are not enforced. This guide is only compiled to find the tool whose schema is
-            # invalid.
+            # This guide is only compiled to find the tool whose schema is invalid. Keywords that
+            # are not enforced are not reported for this guide. So the schema's path in the client's
+            # request is not needed: leave it empty.
             paths = () if tool.function.strict else (("$", ""),)
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 

@@ -29,8 +29,8 @@ from gateway.parsers.tools.ids import TemplateIds
 class Strict(BaseModel):
     """Base class of models that refuse unknown fields and do not convert types.
 
-    pydantic builds the validator of a model at the model's first use (`defer_build`), which takes
-    up to 20 ms. Protocols that no client uses then take no memory for validators.
+    With `defer_build`, pydantic builds a model's validator at the first use of the model. Building
+    takes up to 20 ms. So protocols that no client uses take no memory for validators.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
@@ -216,7 +216,7 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        # Accept an empty list of calls: clients that store the history may send one.
+        # Accept an empty list of calls, which clients that store the history may send.
         if self.model_fields_set & {"content", "tool_calls"}:
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))

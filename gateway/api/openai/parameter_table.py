@@ -216,8 +216,8 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
 """Parameters that would change the answer, each with its neutral values (0 also stands for 0.0).
 
 A neutral value has the same effect as leaving the parameter out, so it is accepted. Any other value
-is refused. A parameter in this table may be a field of one request model. It is then refused only
-at the endpoints of the other models. Parameters of other protocols are also in this table.
+is refused. If a request model has a field of the same name, its endpoints serve the parameter, and
+only the other endpoints refuse it. The table also has parameters of other protocols.
 """
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
@@ -230,4 +230,4 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "max_tokens": (-1,),
     "prompt_logprobs": (False,),
 }
-"""Values of served fields that mean the same as null."""
+"""Values that count as null, for each parameter that accepts such values."""

@@ -5,7 +5,7 @@ Each parameter is handled in one of these ways:
 - served: the request's model has a field of this name;
 - renamed: converted to a field of another name (`renamed_parameters`);
 - accepted silently, as it cannot affect the answer (`parameter_table.HARMLESS`);
-- accepted without effect as a hint, which the response header x-ignored-parameters names;
+- hint: accepted without effect, and named in the response header x-ignored-parameters;
 - refused by name, as it would change the answer (`parameter_table.NOT_SERVED`).
 
 An unknown name is handled like a hint, or refused if the settings say so.
@@ -74,9 +74,9 @@ class SortedFields(NamedTuple):
     Attributes:
         served: the values of the request model's fields, not yet validated.
         hints: names of parameters that have no effect.
-        uncounted: names of parameters that another endpoint of the same protocol serves. They have
-            no effect at this endpoint, but are never refused, because clients send the same body to
-            both endpoints.
+        uncounted: names of parameters that only another endpoint of the protocol serves. Clients
+            may send the same body to both endpoints. So these parameters are never refused here,
+            but have no effect.
         unknown: names that neither the request model nor a table of parameters has.
         renamed: for each field that the client set under another name, the client's name.
     """
@@ -108,12 +108,13 @@ def parse(
     Args:
         model: the class of the request.
         body: the JSON body.
-        strict: refuse hints and unknown names.
+        strict: refuse parameters that have no effect here, and unknown names.
         refuse_unknown: refuse unknown names.
 
     Raises:
         InvalidRequest: A parameter is malformed, or its name is unknown and refused.
-        UnsupportedParameter: A parameter would change the answer and is not served.
+        UnsupportedParameter: A parameter is not supported: it would change the answer, or it has no
+            effect and `strict` is set.
     """
     # Drop fields with null, which means unset: the SDKs send null for arguments that are None.
     given = {k: v for k, v in _flatten(load_object(body)).items() if v is not None}
@@ -303,10 +304,10 @@ def _flatten(data: Fields) -> Fields:
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
-    """Convert a renamed parameter to the fields for which it stands.
+    """Convert the parameter `name`, a key of `RENAMED`, to the fields that it stands for.
 
-    Add the fields to `served`. In `renamed`, set the parameter's name for each of these fields.
-    Raise InvalidRequest if `served` already has a different value for one of the fields.
+    Add the fields to `served`, and map each of them to `name` in `renamed`. Raise InvalidRequest if
+    `served` already has a different value for one of the fields.
     """
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
@@ -395,8 +396,10 @@ def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest
 
 
 def _find_unknown_members(name: str, value: Any) -> list[str]:
-    """Return the paths of unknown members in a renamed parameter's value, if the value is an
-    object."""
+    """Return the paths of unknown members in the value of the parameter `name`, a key of `RENAMED`.
+
+    Return an empty list if the value is not an object.
+    """
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
         return []
@@ -406,7 +409,8 @@ def _find_unknown_members(name: str, value: Any) -> list[str]:
 def _shorten(name: str) -> str:
     """Cut a client's name to `MAX_NAME_CHARS` + 1 characters, to save memory.
 
-    The extra character shows `ignored.escape` that the name was longer.
+    `ignored.escape` cuts the name to `MAX_NAME_CHARS`. It needs the extra character to see that the
+    name was longer.
     """
     return name[: MAX_NAME_CHARS + 1]
 

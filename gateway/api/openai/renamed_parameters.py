@@ -29,7 +29,8 @@ class RenamedParameter(NamedTuple):
     Attributes:
         path: the field that the parameter stands for, or the path of a member of a field.
         read: converts the parameter's value to fields of the request. Raises InvalidRequest.
-        hints: returns the paths in the value that have no effect here, such as `reasoning.summary`.
+        hints: returns the paths of the value's members that have no effect here, such as
+            `reasoning.summary`.
         members: the known members if the value is an object; None for other values.
     """
 

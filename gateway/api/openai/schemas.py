@@ -287,12 +287,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The path of the first tool's `strict` that cannot be enforced; None if there is none.
+        """The path of the first `strict: true` that cannot be enforced; None if there is none.
 
         `strict` is enforced if the answer must begin with a call, or must be either calls or JSON.
-        Otherwise the model may write text before a call, and guided decoding would have to begin at
-        the call. Only structural tags can do that, and no release of NVIDIA's Triton models for
-        TensorRT-LLM supports them.
+        In other answers, the model may write text before a call. Guided decoding would then have to
+        begin in the middle of the answer. This needs structural tags, which no release of NVIDIA's
+        Triton models for TensorRT-LLM supports.
         """
         if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None

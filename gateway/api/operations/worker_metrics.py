@@ -1,9 +1,9 @@
 """Merging of the metrics of all workers into one response.
 
-Prometheus scrapes one address and reaches any one of the workers. This worker collects the metrics
-of the other workers and merges the texts line by line. Parsing and serializing the metrics instead
-would block the event loop for 170 ms, while merging takes 4 ms
-(`tests/gateway/api/test_worker_metrics.py`, with a hundred tenants and four workers).
+Prometheus sends its request to one address, so any of the workers may receive it. The receiving
+worker fetches the metrics texts of the other workers and merges the texts line by line. Merging
+takes 4 ms with a hundred tenants and four workers. Parsing and serializing the metrics would block
+the event loop for 170 ms (`tests/gateway/api/test_worker_metrics.py`).
 """
 
 from __future__ import annotations

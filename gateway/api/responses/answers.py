@@ -137,8 +137,8 @@ class ResponseAnswer:
 
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
-        # If `isolated_cache` is True, do not report the number of cached tokens to the tenant. The
-        # number would show whether another tenant has sent the same prompt.
+        # `isolated_cache` is True if tenants do not trust each other. Then do not report the number
+        # of cached tokens: it would show that another tenant has sent the same prompt.
         if not self._batch.caller.isolated_cache:
             cached = count_cached_tokens([last], prompt_tokens)
         return {

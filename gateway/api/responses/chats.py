@@ -46,9 +46,10 @@ class ResponsesChat(ChatCompletionRequest):
     tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """Item types and names with which tool calls are returned to the client.
+    """The `ToolCallNames` of the request's tools, by the names that the tools have in the prompt.
 
-    The keys are the names in the prompt of all tools that are not plain functions.
+    Tool calls are returned to the client with the item type and the names in `ToolCallNames`.
+    Functions without a namespace are left out.
     """
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""

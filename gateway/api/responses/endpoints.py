@@ -132,7 +132,7 @@ async def _start_background(request: Request, ready: PreparedRequest, plan: Stor
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
-"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+"""Endpoint functions by path, for POST requests.
 
-The keys are the paths.
+To save CPU, `gateway.app` calls these functions directly instead of through FastAPI.
 """

@@ -27,14 +27,15 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""Name in the prompt of the tool with which the model searches for other tools.
+"""Name of the tool with which the model searches for other tools. The prompt uses this name.
 
 If a call of this tool has no `call_id`, the call's id in the chat is also this text.
 """
 FlatName = Callable[[str | None, str], str]
-"""Function that returns the name of a tool in the prompt.
+"""Function that returns the name that a tool has in the prompt.
 
-Its arguments are the tool's namespace (None for no namespace) and the tool's name in the namespace.
+The first argument is the tool's namespace; None for no namespace. The second argument is the tool's
+name in the namespace.
 """
 
 
@@ -99,7 +100,7 @@ def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> N
 
 
 def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
-    """Return the names in the prompt of the tools that the client runs.
+    """Return the names that the prompt uses for the client's tools.
 
     Hosted tools are left out, because the client cannot run them.
     """

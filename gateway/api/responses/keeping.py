@@ -171,9 +171,8 @@ class PreparedTurn(NamedTuple):
         chat: The chat with the earlier items and the request's own items.
         before: The items that come before the request's own items.
         plan: The data with which the response is stored.
-        hints: Names of tool features without effect, for the header x-ignored-parameters. Empty if
-            the request continues no stored items, because `chats.parse` has then found these names
-            already.
+        hints: Names of tool features without effect, for the header x-ignored-parameters. Empty for
+            a request that continues no stored items: `chats.parse` has already reported its names.
     """
 
     chat: ResponsesChat

@@ -70,8 +70,8 @@ class TenantReadLimiter:
     """The lookup slots of all tenants; one instance per process."""
 
     def __init__(self) -> None:
-        # Tenants are never removed, as streams may still use their slots. The configuration
-        # bounds the number of tenants.
+        # Never remove a tenant's `TenantLookups`: a running stream may still hold one of its slots.
+        # Memory stays bounded, as the configuration bounds the number of tenants.
         self._by_tenant: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
     def for_tenant(self, tenant: str) -> TenantLookups:

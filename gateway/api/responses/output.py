@@ -35,8 +35,8 @@ class Form(NamedTuple):
 
     Attributes:
         ids: The response id without its prefix; item ids contain it.
-        calls: Item types and names with which tool calls are returned to the client. The keys are
-            the names in the prompt of all tools that are not plain functions.
+        calls: The `ToolCallNames` with which tool calls are returned to the client. The keys are
+            the names that the tools have in the prompt. Functions without a namespace are left out.
         with_summary: True if reasoning is also returned as a summary.
         with_encrypted: True if reasoning is also returned as `encrypted_content`.
         logprobs: Function that writes log probabilities of a message; None if not requested.

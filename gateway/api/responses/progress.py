@@ -35,9 +35,9 @@ LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK_BYTES = 64 * 1024
 _DELETE_BATCH = 64
-# When a response has run for n seconds, the time between two small chunks is at least n / 1000
-# seconds. A response that takes a day then has about 7,000 small chunks. `MAX_MEMBERS` allows
-# 10,000 records in a group.
+# Events are stored periodically, even if they do not fill a chunk. The interval grows with the age
+# of the response: after n seconds, it is at least n / 1000 seconds. So a response that takes a day
+# has about 7,000 such chunks. The store allows 10,000 records in a group (`MAX_MEMBERS`).
 _MIN_GAP_SHARE = 1 / 1000
 _EVENT_END = b"\n\n"
 _LOST_MEMBERS: dict[str, Any] = {
@@ -65,9 +65,9 @@ def beat_id(response_id: str) -> str:
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
     """Build a heartbeat record.
 
-    `version` is the `Record.version` of the heartbeat and of the finished response. While the
-    response is not finished, `version` is None, and the heartbeat's version is the current time. So
-    later heartbeats replace earlier ones.
+    For a finished response, `version` is the `Record.version` of both the response and the
+    heartbeat. For an unfinished response, `version` is None. The heartbeat then gets the current
+    time as its version, so that later heartbeats replace earlier ones.
     """
     data = orjson.dumps([status, time.time()])
     at = now_us() if version is None else version
@@ -102,14 +102,18 @@ def events_after(chunk: Record, sent: int) -> bytes:
 
 
 def build_cancelled_records(record: Record) -> list[Record]:
-    """Build the records of an unfinished response that was cancelled."""
+    """Build the final records of a cancelled response: the response and its heartbeat.
+
+    `record` is the stored record of the unfinished response.
+    """
     return _build_final_records(record, CANCELLED, {"status": "cancelled"})
 
 
 def build_lost_records(record: Record, events: int) -> list[Record]:
-    """Build the records of a response whose worker died.
+    """Build the final records of a response whose worker died: the response and its heartbeat.
 
-    `events` is the number of stored events, 0 for a response that is not streamed.
+    `record` is the stored record of the unfinished response. `events` is the number of stored
+    events. If it is not 0, a chunk with the event `response.failed` is added to the records.
     """
     records = _build_final_records(record, LOST, _LOST_MEMBERS)
     if events:
@@ -134,8 +138,9 @@ class StoredEvents:
     `store` is the function that stores records. If it is None, no events are stored.
 
     The generation waits while too many bytes are not stored yet. Once the stored chunks have
-    `max_bytes` bytes, further events are dropped, except those of the last call of `write`. So
-    enough bytes are left to store the response itself.
+    `max_bytes` bytes, each call of `write` drops all earlier events that are not stored yet. So
+    only the events of the last call are still stored, and enough bytes are left to store the
+    response itself.
     """
 
     def __init__(

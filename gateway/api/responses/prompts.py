@@ -76,8 +76,9 @@ async def truncate(
     longest = max(service.replicas.capabilities, key=longest_prompt)
     reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
     if isinstance(original, ResponseRequest) and (wanted := original.max_output_tokens) is not None:
-        # First try to leave `max_output_tokens` tokens for the answer. If even the shortest chat
-        # leaves fewer, try to leave 1/8 of the context, unless `max_output_tokens` is smaller.
+        # First try to leave `max_output_tokens` tokens for the answer. If even the shortest chat is
+        # too long for that, try to leave only 1/8 of the context, if this is less than
+        # `max_output_tokens`.
         reserves = [wanted, *reserves] if wanted > reserves[0] else [wanted]
 
     async def fits(candidate: ResponsesChat, reserve: int) -> bool:
@@ -101,9 +102,9 @@ async def truncate(
         async def try_cut(cut: int) -> ResponsesChat | None:
             remaining = [*items[:lead], *_extract_tools(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(build_chat, original, remaining))
-            # `build_chat` has set the paths of the tools for `remaining`, in which the items have
-            # other indices than in the request. Restore the paths in the request: the tools are the
-            # same.
+            # `build_chat` has set the paths of the tools in `remaining`, in which some items are
+            # left out. Restore the paths in the client's request, because error messages contain
+            # them.
             candidate = candidate.model_copy(update={"tool_paths": chat.tool_paths})
             return candidate if await fits(candidate, reserve) else None
 
@@ -162,8 +163,8 @@ def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
 def _map_last_outputs(items: Sequence[Item]) -> dict[int, int]:
     """Map the index of each call to the index of its last output.
 
-    If a search's output has no `call_id`, it belongs to the last earlier search without a
-    `call_id`.
+    An output of a tool search may lack a `call_id`. It then belongs to the last search before it
+    that lacks a `call_id`, too.
     """
     calls: dict[str, int] = {}
     searches: list[int] = []

@@ -79,8 +79,8 @@ class StoredResponse(NamedTuple):
         chain: The ids of the earlier responses, oldest first.
         before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
-        turned: True if another record (see `turns_id`) has token ids: those of the prompt's turns
-            that no earlier response has stored.
+        turned: True if the record `turns_id` exists. It has the token ids of those parts of the
+            prompt that no earlier response has stored.
     """
 
     response: dict[str, Any]
@@ -189,12 +189,15 @@ def is_response_id(text: str) -> bool:
 
 
 def turns_id(response_id: str) -> str:
-    """Return the id of the record that holds token ids of a response's new turns."""
+    """Return the id of the record with the token ids that are stored for a response."""
     return f"{response_id}/turns"
 
 
 def build_turns_record(response_id: str, turns: bytes) -> Record:
-    """Build the record of a response's token ids, which expires together with the response."""
+    """Build the record with the token ids `turns`.
+
+    The record expires together with the response.
+    """
     return Record(turns_id(response_id), turns, FINISHED, response_id)
 
 
@@ -218,10 +221,11 @@ def now_us() -> int:
 
 
 def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """Return the items as they are stored: converted with `to_long_form`, and with new ids.
+    """Return the items as they are stored: with new ids, and with all fields of OpenAI's format.
 
-    The new ids contain the digits of the response id `owner`. Ids that the client sent are not
-    used: a record with such an id may exist already, or may have been deleted.
+    `to_long_form` adds the missing fields. The new ids contain the digits of the response id
+    `owner`. Ids that the client sent are not used: a record with such an id may exist already, or
+    may have been deleted.
     """
     digits = owner.partition("_")[2]
     return [
@@ -235,7 +239,10 @@ def build_item_id(item: Item, digits: str, number: str) -> str:
 
 
 def to_long_form(item: Item) -> Item:
-    """Return an item as OpenAI lists it: with a status, and with a message's text in parts."""
+    """Return an item with the fields that OpenAI adds when it lists items.
+
+    The item gets a status. The text of a message becomes a list of text parts.
+    """
     item = item | {"status": "completed"}
     if item["type"] == "reasoning":
         return {"summary": []} | item
@@ -295,10 +302,11 @@ async def load_history(
 async def load_turns(
     conversations: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
 ) -> StoredTurns:
-    """Return the stored token ids of turns in these responses' prompts; {} if they cannot be read.
+    """Return the token ids that are stored for the prompts of these responses.
 
-    Without these token ids, the prompt is tokenized again, which only costs time. `nbytes` is the
-    size of the earlier items, for which the request already holds a share of the memory budget.
+    Return {} if the records cannot be read. The prompt is then tokenized again, which only costs
+    time. `nbytes` is the size in bytes of the earlier items. The request already holds a share of
+    the memory budget for these bytes.
     """
     try:
         records = await conversations.get(
@@ -338,8 +346,8 @@ async def resolve_references(
     """Return the items with each reference replaced by the item that it names.
 
     Memory is reserved for the referenced items and for `nbytes` bytes of earlier items. If several
-    references name the same item, the item counts several times, as it is then several times in the
-    prompt and in the stored record.
+    references name the same item, its bytes are counted for each of them, because the prompt and
+    the stored record contain the item several times.
 
     Raises:
         NotFound: The tenant has no item of that id.
@@ -355,8 +363,8 @@ async def resolve_references(
             f"{_MAX_REFERENCES}.",
             param=param,
         )
-    # Read both records that may contain an item: a response's record contains the response's items,
-    # and an item of a conversation is a record itself.
+    # An item may be stored in the record of its response. If the item belongs to a conversation, it
+    # is also a record itself. The item's id does not show which of them exists, so read both.
     ids = dict.fromkeys(
         name
         for one in wanted
@@ -383,9 +391,9 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # For each item, only one of the two records exists. A missing record may also be one that
-    # another gateway has not uploaded yet. Waiting for missing records takes long, so first read
-    # without waiting. Wait only if an item was not found.
+    # For most items, one of the two records is missing. The store waits long for a missing record,
+    # because another gateway may not have uploaded it yet. So first read without waiting. Wait only
+    # if an item was not found.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

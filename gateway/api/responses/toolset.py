@@ -152,11 +152,12 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return the item types and names with which tool calls are returned to the client.
+        """Return the `ToolCallNames` of `tools`, by the names that the tools have in the prompt.
 
-        The keys are the names in the prompt of all `tools` that are not plain functions. Models
-        sometimes leave out a namespace's prefix. So a tool's name without the prefix is a second
-        key, if no other tool of the request has that name.
+        Tool calls are returned to the client with the item type and the names in `ToolCallNames`.
+        Functions without a namespace are left out. Models sometimes leave out a namespace's prefix.
+        So a tool's name without the prefix is a second key, if no other tool of the request has
+        that name.
         """
         taken = {*self._names.values()}
         flat = {self.flatten_name(*each.key): each for each in tools}
@@ -274,7 +275,10 @@ class Toolset:
         return wanted
 
     def _resolve(self, named: NamedTool, where: str, *, complete: bool) -> ToolKey:
-        """Return the key of the tool that a choice names. A unique name needs no namespace."""
+        """Return the key of the tool that a choice names.
+
+        The choice may leave out the namespace if only one tool has this name.
+        """
         key: ToolKey = (named.namespace, named.name)
         if key in self._names:
             return key

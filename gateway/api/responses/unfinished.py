@@ -31,9 +31,9 @@ from gateway.conversations.record import Record
 from gateway.errors import InvalidRequest, NotFound, Overloaded
 from gateway.service import Service
 
-# Limits of one tenant in one process: number of streams, and polls per second of all its streams
-# together. Above 8 streams, each stream polls less often. A poll takes Redis about 0.3 ms, and one
-# tenant must not saturate Redis.
+# Limits of one tenant in one process: number of streams, and polls per second of all these streams
+# together. A poll takes Redis about 0.3 ms. If the tenant has more than 8 streams, each stream
+# polls less often, so that one tenant cannot saturate Redis.
 _MAX_FOLLOWERS = 64
 _MAX_POLLS_PER_S = 32
 _CHUNKS_AT_ONCE = 4
@@ -66,8 +66,8 @@ class UnfinishedResponses:
                 return record, None
             if (run := self._runs.get(response_id)) is not None:
                 return record, run.status
-            # Read the heartbeat last. Only background responses have a heartbeat, and it can take
-            # long until the store reports that a record is missing.
+            # Read the heartbeat last: most responses have none, and the store may take long to
+            # report that a record is missing.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             if beat is not None and beat.version >= FINISHED:
                 if beat != doubted:  # the response ended between the two reads: read again

@@ -28,7 +28,7 @@ _MAX_UNDECIDED_CHARS = 11
 
 
 def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = False) -> CallEnd:
-    """Return the end event of a call whose arguments have ended.
+    """Return the event `CallEnd` of a call whose arguments have ended.
 
     Args:
         index: the number of the call.

@@ -55,8 +55,8 @@ _MORE = frozenset(
 class Either:
     """Format of an output that is either an answer or tool calls.
 
-    `may_have_name` is True if an answer may have a property `name`. The parser then cannot take an
-    object for a call because of this property alone.
+    `may_have_name` is True if an answer may have a property `name`. In this case, an object with
+    this property is not necessarily a call.
     """
 
     may_have_name: bool
@@ -114,8 +114,8 @@ def either_schema(
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
         defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
-    # Define the schema of a call only once, and refer to it. An engine compiles the schema of a
-    # list's items once for each possible item. Without references, the compiled guide would be
+    # Define the schema of a call only once, and refer to it. If a list may have 8 items, an engine
+    # compiles the schema of its items 8 times. Without references, the compiled guide would be
     # large.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
     several = calls_schema([one], parallel=parallel)
@@ -154,7 +154,7 @@ class EitherToolParser(JsonToolParser):
         return (yield from super()._member(key, char))
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Drop an incomplete call whose arguments have not started.
+        """Finish parsing. Drop an incomplete call whose arguments have not started.
 
         If the held-back text may also be an answer, it is reported as content instead.
         """

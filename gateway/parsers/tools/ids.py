@@ -37,7 +37,7 @@ class TemplateIds:
         self._calls = 0
 
     def of_call(self, call_id: str, function: str) -> str:
-        """Return the template's id for the next tool call of the conversation.
+        """Return the converted id of the next tool call of the conversation.
 
         Call this once for each tool call, in their order in the conversation.
         """
@@ -47,7 +47,7 @@ class TemplateIds:
         return self.of_answer(call_id)
 
     def of_answer(self, call_id: str) -> str:
-        """Return the template's id for a tool result. It equals the template's id for the call."""
+        """Return the converted id of a tool result. The converted id of its call is the same."""
         if self.form == "mistral" and not _is_mistral(call_id):
             return _mistral(call_id)
         return self._numbered.get(call_id, call_id)

@@ -98,8 +98,8 @@ class PythonicToolParser(ToolParser):
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
         """Parse the name of a function or parameter. Return the name and the next character.
 
-        A name consists of letters, digits and the characters in `others`, which may be invalid in
-        names in Python. If the name begins with a digit, the returned name is "".
+        A name consists of letters, digits and the characters in `others`. Some of these characters
+        are invalid in Python names. If the name begins with a digit, the returned name is "".
         """
         letters: list[str] = []
         while char.isalnum() or char in others:

@@ -51,9 +51,10 @@ The list is None if the call has failed: Redis may or may not have executed it.
 
 
 class ScriptCaller:
-    """Thread that calls the script.
+    """Thread that calls the Lua script `script.lua` in Redis.
 
-    Code on an event loop submits the calls. Callbacks on the same event loop get the answers.
+    Code on an event loop submits the calls. Callbacks on the same event loop get the script's
+    answers.
     """
 
     def __init__(
@@ -145,7 +146,10 @@ class ScriptCaller:
             return self._is_connected
 
     def set_late(self, is_late: bool) -> None:
-        """Record that Redis has not answered a request in time (`is_late`), or answers again."""
+        """Record that a request has waited for Redis until its timeout (`is_late`).
+
+        Call this with False at the next answer of Redis.
+        """
         if is_late != self._is_late:
             with self._lock:
                 was_up, self._is_late = self.up, is_late

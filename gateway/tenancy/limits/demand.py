@@ -26,9 +26,9 @@ class _Tick(NamedTuple):
 
 
 class UnitDemand:
-    """Statistics of the units of one tenant that requests took and gave back in the last ticks.
+    """Statistics of the units that one tenant's requests took and gave back in the last ticks.
 
-    Each instance counts one unit: requests, tokens or slots.
+    Each instance counts one type of unit: requests, tokens or slots.
     """
 
     __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
@@ -52,7 +52,7 @@ class UnitDemand:
         self._level -= units
 
     def roll(self) -> None:
-        """End the present tick, and begin the next one."""
+        """End the present tick (a period of `lease.TICK_S` seconds), and begin the next tick."""
         requests, units = self._tick
         rise = self._high - self._low
         self._recent.append(_Tick(self._requests - requests, self._units - units, rise))

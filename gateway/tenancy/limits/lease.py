@@ -70,8 +70,8 @@ class Lease:
         Args:
             tenant: the tenant's name.
             clock: returns the monotonic time in seconds.
-            epoch: returns a number that changes when Redis may have lost its data, and with them
-                the units that it has granted.
+            epoch: returns a number that changes when Redis may have lost its data. Redis then no
+                longer counts the units that it has granted.
         """
         self.tenant = tenant
         self.in_flight = False
@@ -203,13 +203,14 @@ class Lease:
     def _update_calm(self) -> None:
         """Set `_is_calm`: True if the usage is so far below all limits that no request must wait.
 
-        This is the case if Redis allows this process spare units for four average requests.
+        The usage is low enough if Redis allows this process to hold spare units for at least four
+        average requests.
         """
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
-        """Return True while the lease is valid: Redis then counts its spare units as used.
+        """Return True while the lease is valid, and Redis counts the lease's spare units as used.
 
         If the lease has expired or Redis may have lost it, drop the spare units and return False.
         """
@@ -314,7 +315,8 @@ class Lease:
     def _learn_limits(self, request: LimitRequest) -> None:
         """Store the limits of a request, which may have changed with the configuration.
 
-        They replace all stored limits that count the same units (requests, tokens or slots).
+        The request's limits replace all stored limits that count the same units (requests, tokens
+        or slots).
         """
         taken = units_of_request(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}

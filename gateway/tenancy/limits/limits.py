@@ -1,6 +1,7 @@
-"""Tenants' limits: counts requests in Redis or in this process, and refuses requests with errors.
+"""Counting of requests in their tenants' limits, and the errors for refused requests.
 
-All other code of the gateway counts requests through the class `Limits`.
+Requests are counted in Redis or in this process. All other code of the gateway counts requests
+through the class `Limits`.
 """
 
 from __future__ import annotations

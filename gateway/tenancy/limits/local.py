@@ -141,13 +141,14 @@ class LocalLimits:
 
 
 def find_longest_wait(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:
-    """Return the limit with the longest wait, and this wait in milliseconds or NEVER.
+    """Return the limit with the longest wait, and this wait.
 
     If several limits have the longest wait, return the first of them. Return (None, 0) if no limit
     requires a wait.
 
     Args:
-        waits: the wait for each limit in milliseconds, or NEVER.
+        waits: the wait for each limit in milliseconds. NEVER means that the limit will never admit
+            the request; it counts as the longest wait.
     """
     if never := [name for name, wait in waits.items() if wait == NEVER]:
         return never[0], NEVER

@@ -39,10 +39,11 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 0.25
 _LATE_LOG_INTERVAL_S = 60.0
 _MAX_QUEUED_REQUESTS = 64
-"""Maximum number of waiting requests for whose units one call asks, in addition to the first."""
+"""Maximum number of waiting requests, besides the first, for which one call asks for units."""
 
-# If a limit is exhausted, other gateways may still have spare units that they do not need, and give
-# them back within this many seconds. A request is retried for this time before it is refused.
+# Even if a limit is exhausted, other gateways may still hold spare units. Gateways give back the
+# spare units that they do not need within this many seconds. A request is therefore retried for
+# this time before it is refused.
 _RETURN_WAIT_S = TICK_S + 0.15
 _RETURN_POLL_INTERVAL_S = 0.05
 
@@ -293,8 +294,8 @@ class SharedLimits:
             account: the tenant's account.
             request: the request that Redis has refused.
             refusal: the decision that the refused requests get.
-            may_return: True if Redis would admit the request if other gateways gave back their
-                spare units.
+            may_return: True if Redis can admit the request as soon as other gateways give back
+                their spare units.
         """
         waiting, now = account.waiting, self._loop.time()
         same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)

@@ -73,8 +73,8 @@ class Reservation:
 
     Reserved tokens count in the limits until they are recorded as used or given back. Generated
     tokens are recorded as used in steps of at least 32. If no response generates more tokens than
-    were reserved for it, the tenant never exceeds a budget, and exceeds its limits per minute in no
-    period of 60 seconds.
+    were reserved for it, the tenant never exceeds a budget, and never exceeds a limit per minute in
+    any 60 seconds.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -157,7 +157,10 @@ class Reservation:
         return True
 
     def remaining_tokens(self, used: int) -> int:
-        """Return the number of unused reserved tokens. `used` is the total of used tokens."""
+        """Return the number of unused reserved tokens.
+
+        `used` is the number of tokens that the request has used so far.
+        """
         return sum([held.tokens for held in self._reserved]) - (used - self._recorded)
 
     def record_used(self, used: int) -> None:

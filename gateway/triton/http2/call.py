@@ -91,7 +91,8 @@ class RpcCall(Generic[T]):
         self._messages: list[bytes] = []
         self._discarded = 0
         # Future for which the task in `read` or `feed` waits. For `feed`, `_take` is the callback
-        # that gets the messages. The future gets the result True when this callback returns False.
+        # that gets the messages. When the callback returns False, the future gets the result True,
+        # and `feed` returns.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
@@ -183,7 +184,7 @@ class RpcCall(Generic[T]):
         raise from_status(self.status, self.text)
 
     def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> asyncio.Future[bool]:
-        """Return a future to await. Afterwards the caller must clear `_waiter` and `_take`."""
+        """Return a future for the next messages. Afterwards, clear `_waiter` and `_take`."""
         assert self._waiter is None, "one reader at a time"
         self._refill()
         self._waiter, self._take = self._loop.create_future(), take

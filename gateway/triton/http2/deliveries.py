@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-# Maximum number of deliveries in one turn (iteration) of the event loop. The lower number applies
-# while a task waits for a message. With still lower numbers, new requests would wait less, but each
-# token would take more CPU time. The first token of a turn is the most expensive one, because it
-# loads the code and the kernel's data into the CPU's caches.
+# Maximum number of deliveries in one turn (iteration) of the event loop. The second number applies
+# while a task waits in `RpcCall.read`, as new requests do. With lower numbers, new requests would
+# wait less, but each token would take more CPU time. The first token of a turn is the most
+# expensive one, because it loads the code and the kernel's data into the CPU's caches.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
 # Seconds for which a message may wait before the queue counts as late. If the queue is late, each
@@ -23,8 +23,8 @@ _DELIVERIES_BESIDE_WAITS = 4
 # work for new requests could delay the tokens of running streams more and more.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
-# Limit in seconds of the time of a turn's other work. If this work took longer, the limit is used
-# instead. The deliveries of a turn therefore take at most `_LATE_SHARE` times this limit.
+# Maximum in seconds of the time for all other work, before it is multiplied by `_LATE_SHARE`. The
+# deliveries of a turn in a late queue therefore take at most 15 ms.
 _MAX_REST_S = 0.0025
 # Seconds for which messages are held back while the gateway is overloaded. Several messages of a
 # stream are then sent to the client at once. At 50 tokens/s per stream, this saves a third of the
@@ -62,7 +62,7 @@ class DeliveryQueue:
         """Queue of (time, delivery). The delivery's messages have waited since this time."""
         self._clock = clock
         self._ran_at = self._released = 0.0
-        """Time at which the last turn with deliveries ended, and time at which the last hold ended.
+        """`_ran_at`: end of the last turn with deliveries. `_released`: end of the last hold.
         """
         self._age_s = 0.0
         """Seconds that the oldest message had waited when the last deliveries began."""
@@ -80,8 +80,8 @@ class DeliveryQueue:
     def add(self, calls: Sequence[Receiver], since: float | None = None) -> None:
         """Deliver the messages of `calls` now if there are few calls, otherwise in later turns.
 
-        `since` is the earliest time at which the messages may have arrived in the socket, by the
-        clock of `now`. The default is the current time.
+        `since` is the earliest time at which the messages may have arrived in the socket, in
+        seconds of the queue's clock (see `now`). The default is the current time.
 
         Deliveries in later turns are made in the order in which they were added. If a task waits in
         the `read` of a call, this call's messages are delivered now in any case. This is cheap,
@@ -107,7 +107,7 @@ class DeliveryQueue:
         due.extend([(read_at, call) for call in calls])
 
     def call_after(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in a later turn, after all deliveries that were added before.
+        """Call `callback` in a later loop iteration, after all deliveries that were added before.
 
         While messages are held back because of an overload, call `callback` in the next turn,
         without waiting for these messages. If this method is called more than `_READS_PER_HOLD`

@@ -67,7 +67,7 @@ class Uploads:
         self.max_frame = DEFAULT_MAX_FRAME
         self._initial = DEFAULT_WINDOW
         self._open: dict[int, _Upload] = {}
-        # Uploads that may send bytes by the window of their own stream, in round-robin order.
+        # Uploads whose stream's flow-control window is not used up, in round-robin order.
         self._ready: deque[_Upload] = deque()
 
     def fits(self, size: int) -> bool:

@@ -12,8 +12,8 @@ import codecs
 from gateway.errors import EngineError
 
 _REPLACEMENT = "\ufffd".encode()
-# Number of bytes at the end of the already returned text that are compared with the next received
-# text. A difference shows that the engine has changed text that was already returned.
+# Number of bytes at the end of the returned text that are compared with the text in the next
+# response. A difference shows that the engine has changed text that was already returned.
 _SEAM_BYTES = 64
 # Maximum number of U+FFFD characters at the end of a text that are held back. An incomplete
 # character appears as only a few U+FFFD. But a model may write nothing else than U+FFFD. Without

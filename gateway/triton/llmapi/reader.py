@@ -91,8 +91,8 @@ class LlmapiReader:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
             self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
-            # A token id as the value means that the answer was ended by an additional
-            # end-of-sequence token. This token has no text, but engines count it as generated.
+            # If the value is a token id, an additional end-of-sequence token has ended the answer.
+            # This token has no text, but engines count it as generated.
             self._unshown = int(value.isdecimal())
         elif value.isdecimal():
             self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

@@ -57,8 +57,8 @@ class TextTemplate:
         """Return (start, end) of the text in another response of this stream.
 
         Return None if the response does not match the template and has to be parsed. This method is
-        called once per token. To save time, it does not read protobuf's length fields. It computes
-        how many bytes these fields take from the length of `data`.
+        called once per token. To save time, it does not read protobuf's length fields. From the
+        length of `data`, it computes how many bytes the length fields have.
         """
         end = len(data) - self._behind_size
         at = 1 + _length_bytes(len(data) - 1)

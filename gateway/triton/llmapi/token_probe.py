@@ -38,11 +38,11 @@ class TokenProbe:
 
     def __init__(self) -> None:
         self.is_doubted = False
-        # True if any request has got a token since the start of the probe. The engine then works,
-        # even if the probe's own request fails.
+        # True if any request has got a token since the start of the probe. This shows that the
+        # engine works, even if the probe's own request fails.
         self._token_made = False
         self.silences = 0
-        """Number of probes in succession that timed out since the last token."""
+        """Number of probes that have timed out since a request last got a token."""
         self.requested = asyncio.Event()
         """Set by a failed request, to start a probe at once."""
 
@@ -72,8 +72,8 @@ class TokenProbe:
         - The engine is overloaded, and `in_use` is True.
 
         Args:
-            ask: starts a generation. The second argument is the deadline, in seconds of the event
-                loop's clock.
+            ask: starts the generation that is its first argument. The second argument is the
+                deadline, in seconds of the event loop's clock.
             give_up: called if the engine is dead, to end the requests that wait for it.
             is_silence_fatal: called with the start time of the probe if no request has got a token
                 since then. Returns True if the engine counts as dead.

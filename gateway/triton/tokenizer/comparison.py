@@ -19,9 +19,9 @@ TEXT = (
 )
 """Text whose token ids are compared. It has several scripts, digits, spaces and code."""
 
-# Limits of the number of embedding rows without a token: a number, and a share of all rows. Such
-# rows are usual, because the number of rows is rounded up, for example to a multiple of 64. If an
-# engine exceeds both limits, it has another vocabulary.
+# Two limits for the number of embedding rows that no token uses: an absolute number, and a share of
+# all rows. Unused rows are usual, because the number of rows is rounded up, for example to a
+# multiple of 64. If an engine exceeds both limits, it was built for another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
 # Maximum number of added tokens with ids above the engine's vocabulary. A few such tokens are
 # harmless: for example, a padding token never occurs in an encoded text.
@@ -53,7 +53,7 @@ class OwnTokenizer(Protocol):
         """
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens with ids from `first` on are added tokens.
+        """Return True if all tokens whose id is `first` or higher are added tokens.
 
         Added tokens are not part of the tokenizer model's own vocabulary.
         """
@@ -97,10 +97,11 @@ def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
 
 
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
-    """Return a sentence about the vocabulary sizes if tokenizer and engine do not fit.
+    """Return a sentence about the two vocabulary sizes if they do not fit each other.
 
-    Return None if they fit, or if the engine's vocabulary size is unknown. The engine must have an
-    embedding row for each token. Some more rows are usual, such as 51,200 rows for 50,295 tokens.
+    Return None if they fit, or if the engine's vocabulary size is unknown. They fit if the engine
+    has an embedding row for each token, and not too many more. For example, 51,200 rows fit 50,295
+    tokens.
     """
     size = 0 if engine is None else engine.vocab_size or 0
     padding = max(_MAX_PADDING_ROWS, int(_MAX_PADDING_SHARE * size))

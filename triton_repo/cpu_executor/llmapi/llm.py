@@ -189,7 +189,8 @@ class LLM:
     ) -> None:
         """Read the adapter and start the request. Called in the thread of `_reader`.
 
-        If either fails, pass an error response to `output`.
+        If the adapter cannot be read or the request cannot start, pass an error response to
+        `output`.
         """
         try:
             self._begin(output, request(lora_config=adapters.get(wanted)))
@@ -197,7 +198,7 @@ class LLM:
             output.receive(Response(output.request_id, str(error)))
 
     def _abort(self, output: RequestOutput) -> None:
-        """Cancel the request. If its adapter is still being read, `_begin` cancels it later."""
+        """Cancel a request. While its adapter is still being read, leave this to `_begin`."""
         with self._lock:
             output.aborted = True
             if self._running.get(output.request_id) is output:

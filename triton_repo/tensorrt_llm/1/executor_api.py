@@ -1,7 +1,7 @@
-"""The executor API as `trtllm`, and conversion between Triton's and the executor's tensors.
+"""Import of the executor API, and conversion between Triton's and the executor's tensors.
 
-`trtllm` is TensorRT-LLM's Python module. If TensorRT-LLM is not installed, it is the module of the
-CPU executor, which has the same names.
+The name `trtllm` stands for the module `tensorrt_llm.bindings.executor`. If TensorRT-LLM is not
+installed, it stands for the CPU executor's module with the same classes.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ except ModuleNotFoundError as missing:
 
     torch = None
 
-# Names of the Triton inputs, and of the model parameters, for the arguments of
-# LookaheadDecodingConfig, in the order of the arguments.
+# The names of the three Triton inputs that set the arguments of LookaheadDecodingConfig, in the
+# order of the arguments. The model parameters that set the defaults have the same names.
 LOOKAHEAD = (
     "lookahead_window_size",
     "lookahead_ngram_size",

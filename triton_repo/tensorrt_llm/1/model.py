@@ -302,8 +302,8 @@ def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRo
         prompt=prompt,
         restated=prompt if includes_prompt else 0,
         # In a stream with several beams, each response has all tokens so far. In all other cases, a
-        # response has only new tokens, so `RunningRow.count` adds up the numbers of tokens in all
-        # responses, including those of other samples.
+        # response has only new tokens, so `RunningRow.count` must add up the tokens of all
+        # responses. Several samples are counted together.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
     )

@@ -1,4 +1,4 @@
-"""The model `tensorrt_llm_bls` of inflight_batcher_llm, which generates text from text.
+"""The model `tensorrt_llm_bls` of inflight_batcher_llm, which generates text from a text prompt.
 
 The model calls preprocessing, tensorrt_llm and postprocessing on the same server. It behaves like
 upstream's model of v0.17, and also has the guided decoding of v0.19. As in upstream, each instance

@@ -66,8 +66,8 @@ class TritonPythonModel:
         if (count := config["instance_group"][0]["count"]) != 1:
             raise pb_utils.TritonModelException(f"instance_group.count: found {count}; allowed: 1")
         settings = read_settings()
-        # Ask Triton whether the model is decoupled, and ignore model.yaml: Triton may not have
-        # called `auto_complete_config`.
+        # Ask Triton whether the model is decoupled. The setting in model.yaml has no effect if
+        # Triton did not call `auto_complete_config`.
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._behaviour = settings.behaviour
         self._period = settings.cancellation_check_period
