@@ -90,7 +90,7 @@ def inspect(schema: Mapping[str, Any], path: str) -> None:
     """Raise ValueError if a keyword of the schema at `path` has an invalid value."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
-            found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"
+            found = f"found {_shown(value)}" if _is_short(value) else "found something else"
             refuse(path, f"{keyword}: {found}; allowed: {expected[1]}")
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(
             name, parents=[where], help=f"serve the adapter of a folder with {files} files"
         )
-        command.add_argument("name")
+        command.add_argument("name", help="the adapter's name")
         command.add_argument(
             "source",
             help="folder here, which is uploaded"
@@ -48,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("verify", "read every version of an adapter with its checksums"),
         ("remove", "stop serving an adapter"),
     ):
-        commands.add_parser(name, parents=[where], help=text).add_argument("name")
+        commands.add_parser(name, parents=[where], help=text).add_argument(
+            "name", help="the adapter's name"
+        )
     rollback = commands.add_parser("rollback", parents=[where], help="serve an older version")
-    rollback.add_argument("name")
+    rollback.add_argument("name", help="the adapter's name")
     rollback.add_argument("version", nargs="?", help="default: the one that was served before")
     lora_agent.add_arguments(
         commands.add_parser("agent", help="keep adapters on the disk of a Triton that reads them")

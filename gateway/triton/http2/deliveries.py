@@ -60,7 +60,8 @@ class DeliveryQueue:
         """Number of tasks that wait for a message, on all connections together."""
         self._due: deque[tuple[float, Receiver | _Callback]] = deque()
         """Queue of (time, delivery). The delivery's messages have waited since this time."""
-        self._clock = clock
+        self.now = clock
+        """Clock in seconds, of the times that `deliver` gets."""
         self._ran_at = self._released = 0.0
         """`_ran_at`: end of the last turn with deliveries. `_released`: end of the last hold.
         """
@@ -103,7 +104,7 @@ class DeliveryQueue:
                 self._hold, self._hold_reads = loop.call_later(_HOLD_S, self._run), 0
             else:
                 loop.call_soon(self._run)
-        read_at = self._clock() if since is None else since
+        read_at = self.now() if since is None else since
         due.extend([(read_at, call) for call in calls])
 
     def call_after(self, callback: Callable[[], object]) -> None:
@@ -122,7 +123,7 @@ class DeliveryQueue:
             self._hold.cancel()
             loop.call_soon(self._run)
         if self._due:
-            self._due.append((self._clock(), _Callback(callback)))
+            self._due.append((self.now(), _Callback(callback)))
         else:
             loop.call_soon(callback)
 
@@ -132,14 +133,14 @@ class DeliveryQueue:
 
         A delivery is late if its oldest message has waited for more than `_LATE_S` seconds.
         """
-        return self._age_s > _LATE_S > self._clock() - self._ran_at
+        return self._age_s > _LATE_S > self.now() - self._ran_at
 
     @property
     def _per_turn(self) -> int:
         return _DELIVERIES_BESIDE_WAITS if self.waits else _DELIVERIES_PER_TURN
 
     def _run(self) -> None:
-        due, began = self._due, self._clock()
+        due, began = self._due, self.now()
         if self._hold is not None:
             # Messages that were held on purpose are not late.
             self._hold, self._released = None, began
@@ -149,16 +150,12 @@ class DeliveryQueue:
                 due.popleft()[1].deliver()
             if self._age_s > _LATE_S:
                 end = began + _LATE_SHARE * min(began - self._ran_at, _MAX_REST_S)
-                while due and self._clock() < end:
+                while due and self.now() < end:
                     due.popleft()[1].deliver()
         finally:
-            self._ran_at = self._clock()
+            self._ran_at = self.now()
             if due:
                 asyncio.get_running_loop().call_soon(self._run)
-
-    def now(self) -> float:
-        """Return the time in seconds, by the queue's clock."""
-        return self._clock()
 
 
 class _Callback:
