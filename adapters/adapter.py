@@ -1,7 +1,7 @@
 """The two representations of a LoRA adapter. Both are immutable.
 
-`Adapter` describes the files that PEFT saved. `Converted` has the input tensors with which
-TensorRT-LLM gets the adapter.
+`Adapter` describes the files that PEFT saved. `Converted` has the two tensors that are sent to
+TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ MODULE_IDS: Mapping[str, int] = {
 }
 MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
 LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
-"""Modules whose converted rows fit only an engine with the same tensor parallel size (`tp_size`).
+"""Modules whose converted rows depend on the engine's tensor parallel size (`tp_size`).
 
-The rows of fused modules are interleaved for the engine's tensor parallel ranks. Expert modules are
-converted only for a single rank, because TensorRT-LLM cannot split them (see `adapters.plan`).
+In fused modules, the rows that one GPU needs are stored next to each other. Expert modules are
+converted only for engines with a `tp_size` of 1, because TensorRT-LLM cannot split the rows of
+experts over several GPUs (see `adapters.plan`).
 """
 
 _CONFIG_ROW = struct.Struct("<3i")
@@ -78,7 +79,7 @@ class LoraSettings:
     base_model_name_or_path: str | None
 
     def scale(self, alpha: float, rank: int) -> float:
-        """Return the factor of the LoRA product, alpha / rank.
+        """Return the factor by which the product of B and A is multiplied: alpha / rank.
 
         With rank-stabilised LoRA (arXiv 2312.03732), the factor is alpha / sqrt(rank).
         """
@@ -102,9 +103,9 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The layers in which an adapter changes `module` with LoRA matrices of rank `rank`.
+    """A module of an adapter, and the layers in which its LoRA matrices have the rank `rank`.
 
-    `layers` is sorted.
+    `layers` has the numbers of these layers, sorted.
     """
 
     module: str
@@ -121,11 +122,12 @@ class Converted:
 
     Attributes:
         config: int32 [1, rows, 3]. Each row has the module id, the layer and the rank.
-        weights: [1, rows, width] in `dtype`. Each row has the values of A and B (`adapters.plan`).
+        weights: [1, rows, width] in `dtype`. Each row has the values of A and B, in the order that
+            `adapters.plan` describes.
         digest: the hex digest that `content_digest` computes from the two tensors.
-        tp_size: tensor parallel size of the engine for which the tensors were laid out. None if
-            the layout is the same for every size, or if the size is unknown. `digest` does not
-            cover `tp_size`, so a store that is indexed by digest must store `tp_size` separately.
+        tp_size: tensor parallel size of the engines that can use the tensors. None if engines of
+            any size can use them, or if the size is unknown. `digest` does not depend on
+            `tp_size`, so a store whose keys are digests must store `tp_size` separately.
     """
 
     dtype: Dtype
@@ -183,9 +185,9 @@ def content_digest(
 def task_id(digest: str) -> int:
     """Return a `lora_task_id` derived from a digest, for adapters that are not in a registry.
 
-    The id is the digest's first 63 bits, from 1 to 2**63 - 1. An attacker could construct two
-    adapters whose digests have the same first bits, and which therefore have the same id. For this
-    reason a registry draws random ids instead (`adapters.record.draw_task_id`).
+    The id has the first 63 bits of the digest. If all these bits are 0, the id is 1. An attacker
+    could construct two adapters whose digests begin with the same bits. Both adapters would then
+    have the same id, so a registry uses random ids instead (`adapters.record.draw_task_id`).
     """
     return (int(digest[:16], 16) >> 1) or 1
 

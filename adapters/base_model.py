@@ -24,8 +24,8 @@ class BaseModel:
     `names` lists the names under which the model is known. The `base_model_name_or_path` of an
     adapter must match one of these names. All other fields are named as in TensorRT-LLM's
     configuration. Sizes describe the complete model, before any tensor parallel split.
-    `lora_target_modules` may contain modules of later TensorRT-LLM releases. `MODULE_IDS` does not
-    have these modules.
+    `lora_target_modules` may contain modules of newer TensorRT-LLM releases, which are missing in
+    `MODULE_IDS`.
     """
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class BaseModel:
     pp_size: int = 1
 
     def is_called(self, name_or_path: str) -> bool:
-        """Return True if `name_or_path` is a name of this model or of a quantized copy of it."""
+        """Return True if `name_or_path` means this model or a quantized copy of this model."""
         return any(is_same_model(name_or_path, name) for name in self.names)
 
 
@@ -60,18 +60,18 @@ def read_base_model(
 
     The name of the folder is added to `names`, and so is the file's `_name_or_path` if it exists.
 
-    The keyword arguments override the values of the file. The file of a Hugging Face model states
-    neither LoRA modules nor a rank, so the last two arguments have defaults for it.
+    The keyword arguments override the values of the file.
 
     Args:
-        dtype: data type of `lora_weights`. Pass the type in Triton's model configuration if it
-            differs from the type in the file. In the file of a Hugging Face model, every type
+        dtype: data type of `lora_weights`. Pass this argument if Triton's model configuration
+            declares another type than the file. In the file of a Hugging Face model, every type
             other than bfloat16 is read as float16.
         lora_target_modules: modules that adapters may change. The default for a Hugging Face model
             is all modules.
         max_lora_rank: largest rank of an adapter. The default for a Hugging Face model is 64.
 
-    Raise `MissingFile` or `UnsupportedEngine`.
+    Raise `MissingFile` if the file cannot be read. Raise `UnsupportedEngine` if its content is
+    invalid, or if the engine cannot run adapters.
     """
     known = (*names, folder.resolve().name)
     try:
@@ -119,8 +119,9 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         allowed = "auto or a dtype: build the engine with --lora_plugin"
         raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
     modules = engine.lora_target_modules
-    # Accept unknown modules of later releases if at least one module is known. An adapter that
-    # changes an unknown module is refused when it is converted.
+    # Accept unknown modules, because newer TensorRT-LLM releases have more modules. At least one
+    # module must be known. An adapter that changes an unknown module is refused when it is
+    # converted.
     if MODULE_IDS.keys().isdisjoint(modules):
         field = "build_config.lora_config.lora_target_modules"
         raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")

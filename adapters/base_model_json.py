@@ -1,7 +1,8 @@
 """JSON format of a `BaseModel`.
 
-Gateways store the base model in Redis in this format, beside the adapters that were converted for
-it. The agents that write PEFT files on the engines' machines read it there.
+Gateways store the base model and the adapters that were converted for this model in Redis. On each
+engine's machine, this project's agent process reads the base model, to write the adapters' PEFT
+files.
 """
 
 from __future__ import annotations

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Sequence
 
 _UNSAFE = frozenset("\\'\"`$")
 MAX_NAME_CHARACTERS = 4096
-"""Limit of a name's length, which bounds the time for comparing names.
+"""Maximum length of a name that is compared. The limit keeps the time of a comparison short.
 
 The value is the length of the longest path on Linux.
 """
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
-# Suffixes of quantized copies. If one suffix ends with another suffix, the longer suffix comes
-# first. Some suffixes are left out on purpose: GGUF and MLX, because PEFT does not train such
-# models; `4bit` alone; and QAT, because such weights were trained separately.
+# Suffixes in the names of quantized copies. The first matching suffix is removed from a name, so a
+# suffix such as "unsloth-bnb-4bit" must come before its own ending "bnb-4bit". Three suffixes are
+# left out on purpose: GGUF and MLX, because PEFT does not train such models, and QAT, because these
+# weights were trained separately and are no copy. `4bit` without `bnb-` is not removed either.
 _QUANTIZATIONS = (
     *("unsloth-bnb-4bit", "bnb-4bit", "bnb-8bit", "bnb-nf4"),
     *("gptq-int4", "gptq-int8", "gptq", "awq-int4", "awq", "int4", "int8"),
@@ -78,10 +79,11 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
-    """Return a note if an adapter was trained on a quantized copy of the base model.
+    """Return a note for the operator if an adapter was trained on a quantized copy of its model.
 
-    Return None if `trained_on` has no quantization suffix, or if `names` contains the name with its
-    suffix.
+    `trained_on` is the name of the model that the adapter was trained on. `names` are the names of
+    the served model. Return None if `trained_on` has no quantization suffix. Also return None if
+    `names` has the same name with the same suffix, because the served model is then this copy.
     """
     _, name = _split(trained_on)
     suffix = split_quantization(name)[1]
@@ -94,9 +96,10 @@ def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
 
 
 def suggested_alias(name_or_path: str) -> str | None:
-    """Return an alias that would make `name_or_path` a name of the base model.
+    """Return an alias to suggest to the operator for the base model that is called `name_or_path`.
 
-    The operator can add the alias to the settings. Return None if there is no valid alias.
+    With this alias in the settings, `name_or_path` is accepted as a name of the served base model.
+    Return None if the alias would be invalid.
     """
     owner, name = _split(name_or_path)
     name = split_quantization(name)[0]
@@ -126,9 +129,10 @@ def alias_problem(alias: str) -> str | None:
 
 
 def repeated_alias(aliases: Sequence[str]) -> int | None:
-    """Return the index of the first alias that repeats an earlier alias. Return None if none does.
+    """Return the index of the first alias that repeats an earlier alias.
 
-    Aliases that differ only in a quantization suffix count as repetitions.
+    Return None if all aliases differ. Two aliases that differ only in a quantization suffix, or in
+    upper and lower case, count as equal.
     """
     known: set[str] = set()
     for index, alias in enumerate(aliases):

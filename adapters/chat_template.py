@@ -21,8 +21,8 @@ from adapters.tokenizer_config import default_template, token_text
 
 _CONFIG = tokenizer_config.FILE
 FILE = "chat_template.jinja"
-# Limit of a template's length, because a record stores the templates of all versions. Templates of
-# current models have up to 20 KB.
+# Maximum length of a template. The limit keeps the size of a `Record` small, because a record has
+# the templates of all versions of an adapter. Templates of current models have up to 20 KB.
 MAX_CHARACTERS = 64 * 1024
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
@@ -39,9 +39,9 @@ class ChatTemplate:
     eos_token: str | None = None
 
     def digest(self, weights: str) -> str:
-        """Return the sha256 hex digest of an adapter version with this template.
+        """Return the sha256 hex digest that identifies an adapter version with this template.
 
-        `weights` is the digest of the version's tensors.
+        `weights` is the digest of the version's tensors (`content_digest`).
         """
         text = json.dumps([weights, self.source, self.eos_token])
         return hashlib.sha256(f"chat template {text}".encode()).hexdigest()
@@ -49,10 +49,10 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class FoundTemplate:
-    """A template that was read from a folder.
+    """A chat template that was read from an adapter's folder.
 
-    `added_tokens` has (id, text) of each token that the folder's tokenizer adds to the model's
-    vocabulary.
+    `added_tokens` has (id, text) of each token in the folder's `added_tokens_decoder`: the tokens
+    that were added to the vocabulary of the tokenizer model.
     """
 
     template: ChatTemplate

@@ -18,10 +18,12 @@ _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """A file or one of its fields is invalid. `field` is "" if the complete file is invalid.
+    """Error for an invalid config.json.
 
-    By default the message ends with "found ...; allowed: ...". If the argument `says` is given, the
-    message ends with this text instead.
+    `field` names the invalid field. It is "" if no single field is the cause.
+
+    The message begins with the path and the field. The rest is the argument `says`, or "found ...;
+    allowed: ..." if `says` is "".
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ConfigMissing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object in the file, with methods that check the types of its fields.
+    """A JSON object in a config.json, with methods that check the types of the object's fields.
 
     A field with the value null counts as absent. If a method is called with several field names, it
     returns the value of the first field that is present. Methods raise ConfigError if a field has a
@@ -140,7 +142,7 @@ def _why_missing(path: Path, reason: str) -> str:
 def read_config(folder: Path) -> Section:
     """Read ``folder/config.json``.
 
-    Raise ConfigMissing if the file cannot be read, ConfigError if it is not a JSON object.
+    Raise ConfigMissing if the file cannot be read. Raise ConfigError if it is not a JSON object.
     """
     path = folder / FILE
     try:

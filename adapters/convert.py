@@ -29,8 +29,8 @@ from adapters.plan import LoraRow, plan
 
 Floats = npt.NDArray[np.float32]
 
-# Smallest magnitude that rounding turns into infinity: the largest finite value plus half a unit in
-# the last place.
+# Smallest magnitude that rounding turns into infinity, by data type. Each number lies half a
+# rounding step above the largest finite value of the type.
 _OVERFLOW = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp+127")}
 
 
@@ -60,7 +60,8 @@ def pack(
         load: returns a tensor by name, as a 2-D float32 array.
         file: name of the weights file, for errors.
 
-    Raise `NotFinite` if a value is NaN, or if it is or becomes infinite in the data type of `base`.
+    Raise `NotFinite` if a value is NaN or infinite, or if rounding to the data type of `base` makes
+    a value infinite.
     """
     dtype = base.dtype
     width = max(row.length for row in rows)
@@ -105,8 +106,8 @@ def _load(file: BinaryIO, name: str, tensor: TensorInfo) -> Floats:
 
 
 def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
-    # Compute the maximum and the minimum only. Both are NaN if any value is NaN, so two passes over
-    # the array find NaN and infinities.
+    # Compute only the maximum and the minimum, so that the array is read only twice. If any value
+    # is NaN, numpy returns NaN for both. If any value is infinite, one of the two is infinite.
     peak = float(np.maximum(values.max(), -values.min())) if values.size else 0.0
     if not np.isfinite(peak):
         raise NotFinite(file, name, peak, "finite values, also when scaled")
@@ -115,7 +116,7 @@ def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
 
 
 def _round_to_dtype(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
-    """Round values to `dtype`, to nearest, ties to even.
+    """Round values to the nearest value of `dtype`. Ties are rounded to even, as in IEEE 754.
 
     bfloat16 values are returned as their bits, in uint16.
     """

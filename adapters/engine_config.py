@@ -80,17 +80,18 @@ class EngineConfig:
 
     @property
     def lora_tp_size(self) -> int | None:
-        """Tensor parallel size for which `lora_weights` must be laid out.
+        """Tensor parallel size for which the rows of `lora_weights` must be laid out.
 
-        None if `lora_dtype` is None.
+        None for an engine without LoRA, or if the file does not state the type of `lora_weights`.
         """
         return None if self.lora_dtype is None else self.tp_size or 1
 
     @property
     def can_reuse_kv_cache(self) -> bool | None:
-        """True if the engine can reuse the KV cache and split prompts into chunks; None if unknown.
+        """True if the engine can reuse cached prompt prefixes and process prompts in chunks.
 
-        Both need attention kernels that read paged KV cache blocks.
+        None if unknown. Both features need a paged KV cache, and attention kernels that can read
+        it.
         """
         if self.paged_kv_cache is False or self.use_paged_context_fmha is False:
             return False
@@ -98,9 +99,9 @@ class EngineConfig:
 
 
 def read_engine_config(folder: Path) -> EngineConfig:
-    """Read the engine's ``folder/config.json``, written by any supported release.
+    """Read the engine's ``folder/config.json``, in the format of TensorRT-LLM v0.5 or later.
 
-    Raise ConfigError.
+    Raise ConfigError if the file cannot be read or does not describe an engine.
     """
     return engine_config(read_config(folder))
 
@@ -206,7 +207,10 @@ def _read_builder(top: Section) -> EngineConfig:
 
 
 def _limits(build: Section) -> dict[str, Any]:
-    """Return the limits whose names are the same in `build_config` and in `builder_config`."""
+    """Return the engine's limits, whose names are the same in `build_config` and `builder_config`.
+
+    `build` is one of these two sections. The keys of the result are fields of `EngineConfig`.
+    """
     prompt, output = build.count("max_input_len"), build.count("max_output_len")
     both = None if prompt is None or output is None else prompt + output
     return {
@@ -229,7 +233,7 @@ def _plugins(plugins: Section) -> dict[str, Any]:
 
 
 def _plugin(plugins: Section, name: str) -> str | None:
-    """Return the dtype of a plugin; None if the plugin is off."""
+    """Return the dtype of a TensorRT-LLM plugin, or "auto". Return None if the plugin is off."""
     value = plugins.values.get(name)
     if value in _OFF:
         return None
@@ -238,7 +242,7 @@ def _plugin(plugins: Section, name: str) -> str | None:
 
 def _is_paged(build: Section) -> bool | None:
     kind = build.text("kv_cache_type")
-    # Compare only the last part: some releases write the enum's name in front (KVCacheType.PAGED).
+    # Ignore a class name before the value: some releases write KVCacheType.PAGED instead of PAGED.
     return None if kind is None else kind.upper().rpartition(".")[2] == "PAGED"
 
 

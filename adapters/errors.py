@@ -30,7 +30,7 @@ def _short(value: object) -> str:
 
 
 class AdapterError(Exception):
-    """Base class of the errors with which an adapter, a name, a source or an engine is refused."""
+    """Base class of the errors for a refused adapter, adapter name, adapter source or engine."""
 
     code: ClassVar[str] = "adapter_refused"
 
@@ -90,7 +90,7 @@ class UnsupportedFeature(AdapterError):
 
 
 class UnsupportedModule(AdapterError):
-    """The adapter changes a module that the engine was not built for, or that has no LoRA id."""
+    """The adapter changes a module that the engine, or TensorRT-LLM's LoRA, does not support."""
 
     code = "adapter_module_unsupported"
 
@@ -104,14 +104,15 @@ class IncompleteAdapter(AdapterError):
 class InvalidRank(AdapterError):
     """The rank exceeds the engine's maximum, or differs between tensors that must share one rank.
 
-    A and B of a module must have the same rank, and so must all experts of a layer.
+    A and B of one module must have the same rank. All experts of one layer must also have the same
+    rank.
     """
 
     code = "adapter_rank_invalid"
 
 
 class ShapeMismatch(AdapterError):
-    """The shape of a tensor, or the length of a row, does not fit the base model."""
+    """The shape of a tensor, or the length of a row of `lora_weights`, does not fit the model."""
 
     code = "adapter_shape_mismatch"
 
@@ -164,8 +165,8 @@ class UnknownAdapter(AdapterError):
 class UnknownVersion(AdapterError):
     """The adapter does not have the requested version.
 
-    No version, or more than one version, begins with the requested digest. For a rollback without a
-    digest, there is no earlier version.
+    No version has a digest that begins with the requested digest, or several versions have one. A
+    rollback without a digest also raises this error if no version was served earlier.
     """
 
     code = "adapter_version_not_found"
@@ -178,7 +179,7 @@ class InvalidSource(AdapterError):
 
 
 class SourceNotAllowed(AdapterError):
-    """The gateway must not read from this source, or from the address it redirects to."""
+    """The source, or an address to which the source redirects, is not an allowed source."""
 
     code = "adapter_source_not_allowed"
 
@@ -190,7 +191,7 @@ class SourceUnavailable(AdapterError):
 
 
 class SourceUnsupported(AdapterError):
-    """The package that is needed for this type of source is not installed."""
+    """A package that this type of source needs, such as s3fs for S3, is not installed."""
 
     code = "adapter_source_unsupported"
 
@@ -203,7 +204,7 @@ class StoreError(Exception):
 
 @contextmanager
 def store_errors(folder: str) -> Iterator[None]:
-    """Convert an `OSError` in the context to a `StoreError` that names the folder."""
+    """Convert an `OSError` in the ``with`` block to a `StoreError` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -211,7 +212,7 @@ def store_errors(folder: str) -> Iterator[None]:
 
 
 class StoreUnavailable(StoreError):
-    """A storage tier does not respond.
+    """A part of the store, such as Redis, does not respond.
 
     The store recovers by itself: a later attempt may succeed.
     """
@@ -239,7 +240,7 @@ class ChangeUnknown(StoreError):
 
 
 class VersionUnavailable(StoreError):
-    """No storage tier has an intact copy of this version."""
+    """A version has no intact copy, neither on this machine's disk nor in Redis."""
 
     code = "adapter_version_unavailable"
 

@@ -1,7 +1,7 @@
-"""Detection, by the first bytes, of files that are not what their names suggest.
+"""Detection of files with another format than their names suggest, by their first bytes.
 
-Models and adapters are downloaded, and some of the files are something else: a pointer that Git
-writes if Git LFS is not installed, a pickle, or a file of llama.cpp.
+Such files occur in downloaded models and adapters. Examples are a pickle, a GGUF file for
+llama.cpp, and the pointer file that Git writes if Git LFS is not installed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def kind_of(head: bytes) -> FileKind | None:
         return GGUF
     if head.startswith(b"PK\x03\x04"):  # torch.save writes a zip archive that contains a pickle
         return PICKLE
-    # Check byte 8, too: a safetensors file may begin with these two bytes, but then has `{` there.
+    # Check byte 8, too. A safetensors file may also begin with these two bytes, but its byte 8 is
+    # always `{`.
     if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and head[8:9] != b"{":
         return PICKLE
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -82,7 +83,7 @@ def kind_of_file(path: Path) -> FileKind | None:
 
 
 def find_gguf(folder: Path) -> str | None:
-    """Return the name of a GGUF file in a folder; None if there is none."""
+    """Return the name of a GGUF file in a folder. Return None if the folder has no GGUF file."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]
@@ -92,9 +93,9 @@ def find_gguf(folder: Path) -> str | None:
 
 
 def describe_gguf(folder: Path, lead: str) -> str:
-    """Return the message "<lead><name of a GGUF file> is ...; <what to do>".
+    """Return a message about a GGUF file in a folder. The message begins with `lead`.
 
-    Return "" if the folder has no GGUF file.
+    The rest is the file's name and the advice in `GGUF`. Return "" if there is no GGUF file.
     """
     name = find_gguf(folder)
     return "" if name is None else f"{lead}{name} {GGUF.words}"

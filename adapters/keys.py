@@ -4,9 +4,9 @@ For each tensor name, the parser returns the LoRA module, and whether the tensor
 
 PEFT names a tensor ``base_model.model.PATH.lora_A.weight``. Other programs omit the prefix
 ``base_model.model``, append the adapter's name to `lora_A`, or leave the names of training wrappers
-such as `_orig_mod` in the path. TensorRT-LLM's converter accepts all these variants, because it
-searches only for ``.layers.N.``. This module accepts the same variants, but refuses an unknown
-prefix before the layers. Behind such a prefix, the layers may belong to a vision or audio encoder
+such as `_orig_mod` in the path. TensorRT-LLM's converter accepts all these names, because it
+searches only for ``.layers.N.``. This module accepts the same names, with one exception: it refuses
+an unknown prefix before ``.layers.N.``, because the layers may belong to a vision or audio encoder
 instead of the text model.
 """
 
@@ -34,8 +34,8 @@ _SIDES = ("lora_A", "lora_B")
 _PEFT_PREFIX = ["base_model", "model"]
 # Path parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing insert.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-# Path parts that are allowed before the layer list, in addition to those of the model family. They
-# are PEFT's prefix, and the name of the text model in a multimodal model.
+# Path parts that are allowed before the layer list, besides the path parts in `Family.layers`:
+# PEFT's prefix, and the name of the text model in a multimodal model.
 _ROOTS = frozenset(["base_model", "model", "language_model"])
 _OTHER_TOWERS = frozenset(
     [
@@ -53,14 +53,14 @@ class LoraKey:
     """A parsed tensor name.
 
     Attributes:
-        path: path of the module, as the families in `adapters.modules` name it.
+        path: path of the module in the Hugging Face model, without PEFT's prefix and wrappers.
         location: position of the module in the model.
         side: "A" or "B".
         adapter: the adapter's name, if the tensor name contains it behind `lora_A` or `lora_B`,
             else "".
-        spellings: the paths with which the keys of `rank_pattern` and `alpha_pattern` are compared.
-            For a tensor name in PEFT's own format, this is the single path that PEFT uses. For
-            other tensor names, these are all paths that PEFT may have used.
+        spellings: all paths by which `rank_pattern` and `alpha_pattern` may name the module. A
+            tensor name in PEFT's own format has one such path. For other tensor names, there are
+            paths with and without the prefix and the wrappers.
     """
 
     path: str
@@ -74,8 +74,8 @@ class LoraKey:
 class LoraModule:
     """A LoRA module of an adapter.
 
-    `keys` maps "A" and "B" to the names of the module's two tensors. `spellings` has the
-    `LoraKey.spellings` of both tensors.
+    `keys` maps "A" and "B" to the names of the module's two tensors. `spellings` combines the
+    `LoraKey.spellings` of these two names.
     """
 
     location: ModuleLocation
@@ -91,9 +91,10 @@ def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
     Raises:
         LayerOutOfRange: the model does not have the layer or the expert.
         UnsupportedEngine: the model's architecture is unknown.
-        UnsupportedFeature: the name has another format, or tensors belong to two adapters.
+        UnsupportedFeature: a tensor is not a LoRA tensor, or the tensors belong to several
+            adapters.
         UnsupportedModule: the module is not in the model's layers.
-        CorruptFile: one tensor has two names.
+        CorruptFile: two names mean the same tensor, for example with and without PEFT's prefix.
         TooLarge: a name is too long.
     """
     layout = family(base)
@@ -148,7 +149,7 @@ def read_key(key: str, layout: Family) -> LoraKey:
 
 
 def _layers_start(module: list[str], layout: Family, key: str) -> int:
-    """Return the index of the layer list (such as `layers`) in a module's path."""
+    """Return the index of the part of a module's path that names the list of layers (`layers`)."""
     *root, layers = layout.layers.split(".")
     start = next(
         (
@@ -178,13 +179,14 @@ def _unknown(module: str, layout: Family) -> UnsupportedModule:
 
 
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
-    """Return all paths that keys of `rank_pattern` may use for the module with the path `raw`.
+    """Return all paths that keys of `rank_pattern` may use for the module of a tensor.
 
-    `bare` is `raw` without the names of training wrappers. `path` is the path that the model family
-    uses. If the tensor name has PEFT's format, it contains exactly the path that PEFT compares with
-    the keys of `rank_pattern`, and only this path is returned. For any other tensor name, the
-    author may have written the keys with or without the prefix and the wrappers. In this case all
-    these paths are returned.
+    A tensor name in PEFT's format contains the path that PEFT compares with the keys, so only this
+    path is returned. For any other tensor name, it is unknown whether the keys contain the prefix
+    and the wrappers. The paths with and without them are returned.
+
+    `raw` has the parts of the module's path in the tensor name. `bare` has the same parts without
+    the names of training wrappers. `path` is the path in the Hugging Face model.
     """
     start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
     given = raw[start + 2 :]

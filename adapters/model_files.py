@@ -37,9 +37,9 @@ class FileProblem:
 
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each tokenizer file that contains something else than its name says.
+    """Return a problem for each tokenizer file whose content does not have the expected format.
 
-    Such a file is, for example, a Git LFS pointer or a web page (see `adapters.file_kinds`).
+    The content may be a Git LFS pointer or a web page, for example (see `adapters.file_kinds`).
     """
     return _foreign_problems(folder, _TOKENIZER_FILES)
 
@@ -50,7 +50,7 @@ def find_weights(folder: Path) -> list[Path]:
 
 
 def weight_problems(folder: Path) -> list[FileProblem]:
-    """Return all problems because of which the weights in a folder cannot be loaded."""
+    """Return all problems that prevent a program from loading the weights in a folder."""
     found = [path.name for path in find_weights(folder)]
     if (folder / INDEX).exists():
         if problems := _foreign_problems(folder, (INDEX, *found)):
@@ -102,8 +102,8 @@ def _read_shard_names(index: Path) -> list[str]:
 def _expected_size_if_truncated(path: Path) -> int | None:
     """Return the size in bytes that a truncated safetensors file should have by its header.
 
-    Return None if the file is not truncated. Also return None for an invalid header, because the
-    loader reports it.
+    Return None if the file is not truncated. Also return None if the header is invalid: the program
+    that loads the weights reports this error.
     """
     try:
         size = path.stat().st_size

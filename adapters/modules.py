@@ -1,8 +1,10 @@
 """Mapping of PEFT modules to TensorRT-LLM's LoRA modules, and the sizes of LoRA modules.
 
-Sources, in TensorRT-LLM v0.17: for the names, `hf_modules_to_trtllm_modules` of
-examples/hf_lora_convert.py, `lora_manager.py`, and `trtllm_modules_to_hf_modules` of the models;
-for the sizes, `LoraModule::createLoraModules` (cpp/tensorrt_llm/runtime/loraModule.cpp).
+Sources, in TensorRT-LLM v0.17:
+
+- Names: `hf_modules_to_trtllm_modules` of examples/hf_lora_convert.py, `lora_manager.py`, and
+  `trtllm_modules_to_hf_modules` of the models.
+- Sizes: `LoraModule::createLoraModules` (cpp/tensorrt_llm/runtime/loraModule.cpp).
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _NUMBER = "(?:0|[1-9][0-9]{0,5})"
 class Projection:
     """A linear layer of the Hugging Face model, and the LoRA module to which it is converted.
 
-    An engine may have been built without the LoRA module of a fused layer such as qkv. The layer is
-    then split into the modules `parts`. Their order is that of their rows in the fused layer's B.
+    If the engine was built without the LoRA module of a fused layer such as qkv, the layer is
+    converted to several LoRA modules, `parts`. `parts` has the order of the rows in the layer's B:
+    the first rows of B belong to the first module.
     """
 
     module: str
@@ -105,9 +108,9 @@ PHI3 = Family(
         "mlp.down_proj": Projection("mlp_4h_to_h"),
     },
 )
-# Do not transpose A and B of GPT-2's linear layers. The layers are Conv1D, whose weight is [in,
-# out], but PEFT's A is [r, in] and B is [out, r]: `fan_in_fan_out` transposes only the merged
-# delta.
+# Do not transpose A and B for GPT-2, although its layers are Conv1D with a weight of shape [in,
+# out]. PEFT saves A as [r, in] and B as [out, r], as for other models. The PEFT setting
+# `fan_in_fan_out` transposes only the product of B and A.
 GPT = Family(
     "transformer.h",
     {
@@ -118,8 +121,8 @@ GPT = Family(
     },
 )
 
-# Families by architecture. The names are from the engine's pretrained_config or from the Hugging
-# Face configuration.
+# Families by architecture. The keys are architecture names from an engine's pretrained_config or
+# from a Hugging Face configuration.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "LLaMAForCausalLM": LLAMA,
@@ -156,8 +159,8 @@ def family(base: BaseModel) -> Family:
 def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
     """Return the sizes (in, out) of a LoRA module in the TensorRT-LLM runtime.
 
-    The sizes are those before any tensor parallel split. A row with rank r has r * (in + out)
-    values.
+    The sizes are for the complete module, before any tensor parallel split. A row with rank r has
+    ``r * (in + out)`` values.
     """
     hidden, mlp, experts = base.hidden_size, base.intermediate_size, base.num_experts
     q = base.num_attention_heads * base.head_size

@@ -1,9 +1,9 @@
 """Reader and writer of the files of TensorRT-LLM's hf_lora_convert.py.
 
 The files are ``model.lora_weights.npy`` and ``model.lora_config.npy`` (older:
-``model.lora_keys.npy``). These files do not state the shapes of the base model. To detect an
-adapter of another base model, an import therefore checks two things: the longest row has the
-expected width for this base model, and shorter rows are padded with zeros.
+``model.lora_keys.npy``). These files do not state the shapes of the base model. An import detects
+an adapter of another base model by the lengths of the rows: the longest row must have exactly the
+length that it has for this base model, and shorter rows must be padded with zeros.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 # Data type of bfloat16 values in the converter's files: 2-byte void, because numpy has no bfloat16.
 _BFLOAT16 = np.dtype("V2")
 _DTYPES = (np.dtype("<f2"), np.dtype("<f4"), _BFLOAT16, np.dtype("<i4"))
-# Limit of the header in bytes. The converter's headers have 118 bytes. A malicious header of this
-# size takes milliseconds to parse.
+# Limit of the header in bytes. The converter's headers have 118 bytes. Without the limit, a long
+# malicious header could block the process. A header of this size takes only milliseconds to parse.
 _MAX_HEADER = 10_000
 _NPY: Any = _format  # Any, because the module's functions have no annotations
 _HEADERS: Mapping[tuple[int, int], Any] = {
@@ -61,10 +61,10 @@ def read(
 ) -> Converted:
     """Read the adapter in `folder`. Return it in the base model's data type, rounded if necessary.
 
-    The returned rows are in the order of `adapters.plan`. The values of B must already be
-    multiplied by the LoRA scale, as TensorRT-LLM's converter writes them. The rows of fused layers
-    must be laid out for the `tp_size` of `base`. The files do not state this size, so the layout is
-    not verified. The keyword arguments and the errors are those of `adapters.peft.read`.
+    The returned rows have the order that `adapters.plan` describes. In the files, the values of B
+    must already be multiplied by the LoRA scale: TensorRT-LLM's converter does this. The rows of
+    fused layers must have the layout for the `tp_size` of `base`. This is not verified, because the
+    files do not state the size. The keyword arguments and errors are those of `adapters.peft.read`.
     """
     name = CONFIG if (folder / CONFIG).exists() else OLD_CONFIG
     config = _config(_open(folder, name, within, max_bytes), name)

@@ -1,10 +1,10 @@
 """Keys of `rank_pattern` and `alpha_pattern`, which select modules of an adapter.
 
 PEFT uses a key as a regular expression for the end of a module's path (`get_pattern_key`). The
-author of an adapter is not trusted, and some expressions make Python's matcher run practically
-forever. Therefore Rust's `regex`, which pydantic includes, matches the keys: its time is bounded by
-the lengths of text and expression. Both matchers agree for all expressions that `_LANGUAGE`
-accepts. Other expressions (look-around, back-references, flags) are refused.
+author of an adapter is not trusted, and some expressions make Python's `re` run practically
+forever. Therefore the keys are matched by Rust's `regex`, which pydantic includes. Its time is
+bounded by the lengths of text and expression. `re` and `regex` agree for all expressions that
+`_LANGUAGE` accepts. Other expressions (look-around, back-references, flags) are refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_PATTERN = 256
 
 _ATOM = r"[A-Za-z0-9_.-]|\\[.dw-]|\[\^?(?:[A-Za-z0-9_.](?:-[A-Za-z0-9])?|\\[.dw-])+\]"
 _REPEAT = r"[*+?]\??|(?<!\))\{[0-9]{1,2}(?:,[0-9]{0,2})?\}\??"
-# Syntax of an allowed key. To match a key against this regular expression takes linear time: no two
-# of its alternatives start with the same character, and none starts with a repetition.
+# Syntax of an allowed key. Matching a key against this regular expression takes linear time,
+# because all its alternatives start with different characters, and none starts with a repetition.
 _LANGUAGE = re.compile(rf"(?:\((?:\?:|(?!\?))|[|^$]|\\b|(?:{_ATOM}|\))(?:{_REPEAT})?)*")
 ALLOWED = (
     f"up to {MAX_PATTERN} characters of names, . | ( ) (?: ) ^ $ \\. \\d \\w \\b, classes such as "
@@ -31,14 +31,14 @@ _ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
 
 
 class NotAllowed(ValueError):
-    """A key does not have the format `ALLOWED`, even if it is a valid regular expression."""
+    """A key does not have the format `ALLOWED`. It may still be a valid regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePattern:
     """A compiled key of `rank_pattern` or `alpha_pattern`.
 
-    `matches` returns True exactly if this expression of PEFT matches:
+    `matches` returns True in the same cases as the expression that PEFT evaluates:
     ``re.match(rf"(.*\\.)?({key})$", path)``.
     """
 

@@ -39,10 +39,7 @@ PICKLE = "adapter_model.bin"
 MAX_ADAPTER_BYTES = 2 * 1024**3
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_RANK = 2**31 - 1
-"""Largest allowed rank.
-
-Engines store the rank as an int32, and alpha / r must be a finite float.
-"""
+"""Largest allowed rank. Engines store the rank as an int32."""
 
 # fmt: off
 _READ_BELOW = frozenset({
@@ -55,7 +52,8 @@ _TRAINING = frozenset({
     "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
     "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config",
-    # Settings of ms-swift: optimizer, data type in training, trained parts of a merged layer.
+    # Settings of the training program ms-swift. `enable_lora` has the trained parts of a fused
+    # layer. The other settings are the data type in training and learning rates.
     "enable_lora", "lora_dtype", "lorap_emb_lr", "lorap_lr_ratio",
 })
 # fmt: on
@@ -90,7 +88,7 @@ def read(
         within: folder in which every file must lie after resolving symbolic links.
         max_bytes: limit of the weights file's size in bytes.
 
-    Raise subclasses of `AdapterError`.
+    Raise a subclass of `AdapterError` if a file is missing, invalid, too large, or not supported.
     """
     config = _read_config(folder, within)
     settings = _settings(config)

@@ -1,8 +1,9 @@
 """Conversion of converted tensors back to PEFT files, for engines that read adapters from a disk.
 
 The files are computed only from the converted tensors and their `tp_size`. The digest of the
-tensors therefore also identifies the files, and the engine reads exactly the values that were
-validated. B already includes the scale, so the configuration states a scale of 1.
+tensors therefore identifies the files, too. The engine reads exactly the values that were
+validated. In converted tensors, B is already multiplied by the LoRA scale, so the written
+``adapter_config.json`` states a scale of 1.
 
 TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`. It
 computes the scale of each module from the rank of its tensors, and ignores `rank_pattern` and
@@ -64,8 +65,8 @@ class PeftFiles:
 def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
     """Return the PEFT files of an adapter that was converted for `base`.
 
-    The adapter may have been converted for another `tp_size`. Linear layers are supported,
-    including fused layers. Experts are not supported.
+    `converted.tp_size` may differ from `base.tp_size`. Linear layers are supported, including fused
+    layers. Experts are not supported.
 
     Raises:
         UnsupportedModule: the adapter changes experts, or a module is not a linear layer of this
@@ -114,8 +115,8 @@ def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair]
     """
     rows = _read_rows(converted, base)
     layout = family(base)
-    # Use only the modules that the adapter has, because they show whether the conversion has split
-    # fused layers.
+    # Pretend that the engine has only the LoRA modules that occur in the adapter. `placements` then
+    # splits a fused layer if the conversion has split it.
     engine = replace(
         base,
         lora_target_modules=tuple({module for module, _ in rows}),
@@ -137,8 +138,8 @@ def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair]
         unmatched = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
         allowed = "linear layers of " + base.architecture
         raise UnsupportedModule(_FILE, "modules", unmatched, allowed, _WHY)
-    # Leave out layers of zeros. The conversion added them for the C++ runtime, and TensorRT-LLM's
-    # reader of PEFT files adds them itself.
+    # Leave out layers of zeros. `adapters.plan` added these layers for the C++ runtime. When
+    # TensorRT-LLM reads PEFT files, it adds missing layers itself.
     trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
     written = trained or pairs
     fed = (placements(projections[path], engine) for path in written)
@@ -196,7 +197,7 @@ def _pad(bits: Bits, shape: tuple[int, int]) -> Bits:
 
 
 def _build_header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
-    """Return a safetensors header, padded to let the values start at a multiple of 8 bytes."""
+    """Return a safetensors header, padded with spaces to a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     start = 0
     for name, bits in tensors.items():

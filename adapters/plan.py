@@ -36,9 +36,9 @@ from adapters.peft import CONFIG, WEIGHTS
 # other data of the request.
 MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
 _QKV = ("attn_q", "attn_k", "attn_v")
-# Limit of the work for matching the keys of rank_pattern and alpha_pattern with the modules: the
-# characters of all keys, times the number of modules. An adapter that has a full path for each of
-# the 441 modules of a 63-layer model needs 8 million.
+# Limit of the work for matching the keys of rank_pattern and alpha_pattern with the modules. The
+# work is the number of characters of all keys, times the number of paths that the modules may have.
+# For a large adapter with one key for each of its 441 modules, this product is 8 million.
 _MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
@@ -76,7 +76,7 @@ class LoraRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """A and B of one linear layer. `keys` has the names of their tensors, by "A" and "B"."""
+    """A and B of one linear layer. `keys` maps "A" and "B" to the names of the two tensors."""
 
     path: str
     keys: Mapping[str, str]
@@ -109,7 +109,7 @@ def complete(rows: Iterable[LoraRow], base: BaseModel) -> list[LoraRow]:
     """Add rows of zeros for missing q, k or v, sort all rows, and check the total size.
 
     The runtime requires that a layer has rows either for all of attn_q, attn_k and attn_v, or for
-    none of them. Raise `TooLarge`.
+    none of them. Raise `TooLarge` if the rows do not fit into one gRPC message.
     """
     found = {(row.layer, row.module): row for row in rows}
     for layer in sorted({layer for layer, module in found if module in _QKV}):
@@ -244,10 +244,10 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[LoraRow]:
 
 
 def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slices]]:
-    """Return the LoRA modules that a linear layer is converted to, each with its rows of B.
+    """Return (LoRA module, slices) for each LoRA module that a linear layer is converted to.
 
-    The list is empty if the engine has no module for the layer. Raise the errors of
-    `check_runtime`.
+    The slices are the ranges of rows in the layer's B that belong to the LoRA module. The list is
+    empty if the engine has no LoRA module for the layer. Raise the same errors as `check_runtime`.
     """
     targets = base.lora_target_modules
     if projection.module in targets:
@@ -267,11 +267,14 @@ def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slice
 
 
 def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
-    """Return the rows of a fused B, as slices in the order of the engine's fused weight.
+    """Return row ranges of a fused layer's LoRA matrix B, in the order that the engine needs.
 
-    For gate_up, TensorRT-LLM's order is [up; gate], and Hugging Face's is [gate; up]. With tensor
-    parallelism, each rank gets one contiguous range of B. Therefore the slices of all parts for one
-    rank are adjacent, as in `interleave_fused_lora_weights_for_tp` of lora_manager.py.
+    For gate_up, TensorRT-LLM needs the rows of up before the rows of gate. In Hugging Face's B, the
+    rows of gate come first.
+
+    With tensor parallelism, each GPU gets one contiguous part of the reordered rows. A GPU needs
+    its share of q, of k and of v (or of up and of gate), so these ranges are adjacent in the
+    result. TensorRT-LLM does the same in `interleave_fused_lora_weights_for_tp` of lora_manager.py.
     """
     bounds: list[tuple[int, int]] = []
     start = 0
@@ -315,10 +318,10 @@ def check_runtime(module: str, base: BaseModel) -> None:
 
 
 def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
-    """Return the row of a module with the values of one expert. The values of others are zero.
+    """Return the row of a LoRA module with the values of one expert.
 
     The row has the A matrices of all experts, [experts, rank, in], and then their B matrices,
-    [experts, out, rank].
+    [experts, out, rank]. The values of the other experts are zero.
     """
     module = pair.projection.module
     if module not in base.lora_target_modules:
@@ -341,9 +344,12 @@ def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
 
 
 def _merge(known: LoraRow | None, row: LoraRow, pair: _Pair) -> LoraRow:
-    """Add the row of an expert to `known`, the row of earlier experts. Return the merged row.
+    """Return a row that combines `row`, which has one expert's values, with `known`.
 
-    All experts of one layer and module have one common row and the same rank.
+    All experts of a layer share one row for each LoRA module. `known` is this row with the values
+    of the experts that were added before; None if there were none. Raise `InvalidRank` if the two
+    LoRA ranks differ. Raise `CorruptFile` if a row already exists for a linear layer that is not an
+    expert.
     """
     if known is None:
         return row

@@ -5,12 +5,14 @@ missed a change. `merge` combines two copies. It is commutative, associative and
 copies converge in any order of merging:
 
 - A name's `life` is a number that grows when a removed name is added again. The copy with the
-  higher life wins. Within one life, a removed copy wins. An old copy can therefore never restore a
-  removed adapter.
-- Within a life, versions are only added, so the merged record has the versions of both copies.
-- The served version, and the history of served versions, come from the copy with the later change
-  (by `revision`, then by `updated`).
-- `declared` comes from the copy in which its `revision` is higher.
+  higher `life` wins. If both copies have the same `life`, a removed copy wins. An old copy can
+  therefore never restore a removed adapter.
+- Until the name is removed, versions are only added. The merged record therefore has the versions
+  of both copies.
+- The served version and the history of served versions come from the copy that was changed last.
+  This is the copy with the higher `revision`. If the revisions are equal, the copy with the higher
+  `updated` wins.
+- `declared` comes from the copy with the higher `declared.revision`.
 
 See decision 022 in docs/decisions.
 """
@@ -61,7 +63,7 @@ def check_name(name: str) -> str:
 def selector(name: str, digest: str) -> str:
     """Return ``NAME@DIGEST``, the model name that selects this version.
 
-    Unlike ``NAME``, it selects the same version after a rollback.
+    Unlike ``NAME``, this name selects the same version even after a rollback.
     """
     return f"{name}@{digest[:SHORT_DIGEST]}"
 
@@ -90,13 +92,14 @@ class Version:
     Attributes:
         digest: identifier of the version: a digest of `weights` and of `chat_template`. Without a
             chat template, it equals `weights`.
-        weights: the `content_digest` of the converted tensors. Stores use it as their key.
+        weights: the `content_digest` of the converted tensors. Stores use this digest as the key of
+            the tensors.
         created: time when the version was added, in seconds since 1970.
         nbytes: size of the converted weights in bytes.
         source: where the adapter came from, as text or as a URL without secrets.
         task_id: `lora_task_id` that identifies the weights to engines, from 1 to 2**63 - 1.
-        added_by: `DECLARED`, `SETTINGS`, or the start of the hash of an admin's key. None in
-            records that older gateways wrote.
+        added_by: `DECLARED`, `SETTINGS`, or the first characters of the hash of an admin's API key.
+            None in records that older gateways wrote.
         tp_size: `Converted.tp_size`. None in records that older gateways wrote.
     """
 
@@ -153,8 +156,8 @@ class Version:
 class DeclaredContent(NamedTuple):
     """The version that the configuration file last specified for a name.
 
-    `digest` is the version's digest. `revision` is the `Record.revision` of the change with which
-    a gateway recorded this specification.
+    `digest` is the version's digest. `revision` is the `Record.revision` after the change that set
+    this digest.
     """
 
     revision: int
@@ -169,13 +172,15 @@ class Record:
         life: number that grows when a removed name is added again.
         revision: number of changes of the name, over all its lives.
         updated: time of the last change, in seconds since 1970.
-        served: digest of the version that is served under the name; "" if the name is removed.
+        served: digest of the version that requests for the name get; "" if the name is removed.
         versions: all versions, sorted by `created`; empty if the name is removed.
         declared: the version that the configuration file last specified. None if the file never
-            specified the name, or if only older gateways, which lack this field, wrote the record.
-        before: digests of the versions that were served earlier, the latest last. Each digest
-            occurs once. None if the name is removed, or if an older gateway, which lacks this
-            field, made the last change.
+            specified the name, or if the record comes from gateways of older releases, which do
+            not have this field.
+        before: digests of the versions that were served earlier, in this order, without
+            repetitions. A rollback removes the versions that were served after its target. None if
+            the name is removed, or if the last change was made by a gateway of an older release,
+            which does not have this field.
     """
 
     name: str
@@ -230,7 +235,10 @@ class Record:
         return replace(changed, before=earlier[: earlier.index(digest)])
 
     def find(self, digest: str) -> Version:
-        """Return the version whose digest begins with `digest`. Raises `UnknownVersion`."""
+        """Return the version whose digest begins with `digest`.
+
+        Raise `UnknownVersion` if there is no such version, or more than one.
+        """
         found = [version for version in self.versions if version.digest.startswith(digest)]
         if len(found) != 1 or not digest:
             known = ", ".join(version.short_digest for version in self.versions)
@@ -267,15 +275,16 @@ def merge(one: Record, other: Record) -> Record:
 
 
 def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
-    # If both copies have the same last change, prefer the copy with a history of served versions.
+    # Return a sort key for `merge`: the copy with the larger key was changed last. If two copies
+    # differ only in `before`, the copy whose `before` is not None has the larger key.
     before = record.before
     return record.revision, record.updated, record.served, before is not None, before or ()
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:
-    # Order two copies of a version: the copy with the smaller sort key wins. Gateways of older
-    # releases drop the fields `chat_template`, `added_by` and `tp_size`, so copies with these
-    # fields sort first.
+    # Return a sort key for `merge`: of two copies of a version, the copy with the smaller key wins.
+    # Gateways of older releases drop the fields `chat_template`, `added_by` and `tp_size`. Copies
+    # with these fields therefore have smaller keys.
     bare, unsigned = version.chat_template is None, version.added_by is None
     first = version.created, version.digest, version.base, version.source, version.task_id
     return *first, bare, unsigned, version.added_by or "", version.tp_size or math.inf

@@ -143,7 +143,7 @@ def _parse_template(version: dict[str, object]) -> ChatTemplate:
     source, eos_token = fields.get("source"), fields.get("eos_token")
     if not isinstance(source, str) or len(source) > MAX_CHARACTERS:
         raise ValueError(f"chat_template: not a text of up to {MAX_CHARACTERS} characters")
-    # Intern the text: many versions may have the same template, which then uses memory once.
+    # Intern the text. If many versions have the same template, it takes memory only once.
     return ChatTemplate(
         sys.intern(source), None if eos_token is None else _parse_text("eos_token", eos_token)
     )
@@ -194,8 +194,8 @@ def _parse_int(field: str, value: object, least: int, most: int) -> int:
 
 
 def _parse_time(field: str, value: object) -> float:
-    # Compare types, because isinstance(True, int) is True. The range check is written with `not` to
-    # refuse NaN, too, and it does not overflow for large integers.
+    # Compare types, because isinstance(True, int) is True. `not ... <` also refuses NaN, because
+    # every comparison with NaN is False. The check works for integers of any size.
     if type(value) not in (int, float) or not abs(cast(float, value)) < _MAX_COUNT:
         raise ValueError(f"{field}: not a time in seconds")
     return cast(float, value)

@@ -1,8 +1,8 @@
-"""Registry of adapter names and their versions, and the protocol of the store behind it.
+"""Registry of adapter names and their versions, and the protocol of the store that has the records.
 
-Requests read a `Snapshot`, which is immutable and is replaced when a record changes. `Registry`
-makes the changes. Each change is one atomic change of one record in the store, so changes by other
-processes at the same time are never lost.
+Requests read a `Snapshot`. A snapshot is immutable: when a record changes, a new snapshot replaces
+it. `Registry` makes the changes. Each change is one atomic change of one record in the store, so
+changes that other processes make at the same time are never lost.
 
 See decisions 021 and 061 in docs/decisions.
 """
@@ -42,14 +42,15 @@ class Store(Protocol):
     async def get(self, digest: str) -> Converted:
         """Return the tensors with this digest, after verifying them.
 
-        Raise `VersionUnavailable` or `StoreUnavailable`.
+        Raise `VersionUnavailable` if there is no intact copy of the tensors, and `StoreUnavailable`
+        if the storage does not respond.
         """
 
     async def put(self, converted: Converted) -> None:
         """Store the tensors durably. If the digest is already stored, do nothing."""
 
     async def records(self) -> Mapping[str, Record]:
-        """Return all records by name, including removed records.
+        """Return all records by name, including the records of removed names.
 
         The result includes every change that was made through this object.
         """
@@ -57,11 +58,11 @@ class Store(Protocol):
     async def change(self, name: str, change: Change) -> Record:
         """Replace a record by ``change(record)`` atomically, and return the new record.
 
-        `change` gets None if the name has no record. If another process changes the record during
-        the call, the store calls `change` again with the new record. If `change` raises an
-        exception, the exception is passed on, and nothing is written. If `change` returns an equal
-        record, nothing is written. If this method raises an error other than `ChangeUnknown`, the
-        record has not changed.
+        The function `change` gets None if the name has no record. If another process changes the
+        record during the call, the store calls `change` again with the other process's record. If
+        `change` raises an exception, or returns an equal record, nothing is written. The exception
+        is passed on. If this method raises an error other than `ChangeUnknown`, the stored record
+        has not changed.
         """
 
 
@@ -79,7 +80,8 @@ class Snapshot:
     def resolve(self, model: str) -> Version:
         """Return the version that a model name, ``NAME`` or ``NAME@DIGEST``, selects.
 
-        Raise `UnknownAdapter`, `UnknownVersion` or `InvalidName`.
+        Raise `UnknownAdapter` if NAME is not registered. Raise `UnknownVersion` if NAME has no
+        version with this digest. Raise `InvalidName` if DIGEST is malformed.
         """
         name, digest = split_selector(model)
         record = self.record(name)
@@ -95,8 +97,8 @@ class Snapshot:
 class Registry:
     """Registry of adapter names.
 
-    `snapshot` has the current records, including each change that was made through this object. If
-    another process has changed a record in the store, the store's callback calls `refresh`.
+    `snapshot` has the current records, including each change that was made through this object.
+    When another process has changed a record, the store calls `refresh` with all records.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -126,10 +128,10 @@ class Registry:
 
         If no version of the name has these weights and this chat template, add a new version.
 
-        Set `declared` if the configuration file specifies the adapter. An existing version is then
-        served only if a gateway has recorded another version as the last one that the file
-        specified (`Record.declared`). An admin's rollback therefore stays in effect until the
-        adapter changes in the source that the file names.
+        Set `declared` if the configuration file specifies the adapter. `Record.declared` stores
+        which version the file specified last. If the version exists already, it is served only if
+        `Record.declared` has another version, which means that the file or its source has changed.
+        Otherwise the served version stays as it is, because an admin may have rolled back.
         """
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))
@@ -162,8 +164,8 @@ class Registry:
             if record.served == version.digest:
                 return record
             if not known:
-                # Choose a time after the last version's, even if this machine's clock is behind:
-                # versions are sorted by time.
+                # Choose a time after the creation of the last version, even if this machine's clock
+                # is behind. Otherwise the new version would not be sorted last.
                 created = max(now, record.versions[-1].created + _LATER_S)
                 added = replace(version, created=created)
                 record = replace(record, versions=(*record.versions, added))
@@ -179,8 +181,8 @@ class Registry:
     async def rollback(self, name: str, digest: str | None = None) -> Record:
         """Serve an earlier version, and return the record.
 
-        Without `digest`, this is the version that was served before the current one. Versions that
-        were served after the earlier version are no rollback targets until they are served again.
+        Without `digest`, serve the version that was served before the current version. Another
+        rollback without `digest` goes back one version further.
         """
         now = self._clock()
 
@@ -235,9 +237,11 @@ def _require_live(name: str, record: Record | None) -> Record:
 
 
 def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
-    """Return the record after the configuration file has specified the existing version `digest`.
+    """Return the record after the configuration file has specified the version `digest`.
 
-    Raise `UnknownAdapter` or `UnknownVersion` if the version does not exist.
+    If the file specified another version before, the result serves the version `digest`. Raise
+    `UnknownAdapter` if the name is not registered. Raise `UnknownVersion` if the version does not
+    exist.
     """
     known = _require_live(name, record)
     known.find(digest)

@@ -20,9 +20,9 @@ _MAX_HEADER = 16 * 1024 * 1024
 _MAX_PARTS = 2_500_000
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**63
-"""Limit of each size and offset, which is larger than any file.
+"""Limit of each dimension and offset in a header. No file is as large as this number of bytes.
 
-Without the limit, multiplying very large numbers could take minutes.
+Without the limit, a header with very long numbers could make their multiplication take minutes.
 """
 _MAX_DIGITS = 20
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -31,9 +31,9 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
     """Return all tensors in the file, by name.
 
-    `size` is the file's size in bytes. `name` is its name for messages. Raise `CorruptFile` if
-    lengths, offsets or shapes contradict each other or the file. Raise `UnsupportedFeature` for a
-    data type other than F32, F16 and BF16.
+    `size` is the file's size in bytes. `name` is the file's name in error messages. Raise
+    `CorruptFile` if lengths, offsets or shapes contradict each other or the file's size. Raise
+    `UnsupportedFeature` for a data type other than F32, F16 and BF16.
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")

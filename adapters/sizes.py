@@ -25,10 +25,12 @@ DEFAULT_MAX_SIZE = 64
 class CacheSettings:
     """LoRA cache parameters of the `tensorrt_llm` model in Triton.
 
-    `host_bytes` is lora_cache_host_memory_bytes. `gpu_bytes` is lora_cache_gpu_memory_fraction
-    times the GPU memory that engine and KV cache leave free, in bytes; None if unknown.
-    `optimal_adapter_size` and `max_adapter_size` are ranks: lora_cache_optimal_adapter_size and
-    lora_cache_max_adapter_size.
+    Attributes:
+        host_bytes: size of the host cache in bytes, `lora_cache_host_memory_bytes`.
+        gpu_bytes: size of the GPU cache in bytes; None if unknown. This is the GPU memory that
+            engine and KV cache leave free, times lora_cache_gpu_memory_fraction.
+        optimal_adapter_size: LoRA rank in `lora_cache_optimal_adapter_size`.
+        max_adapter_size: LoRA rank in `lora_cache_max_adapter_size`.
     """
 
     host_bytes: int = DEFAULT_HOST_BYTES
@@ -43,8 +45,8 @@ class CacheFit:
 
     All numbers are for one GPU and host. If the host cache is smaller than `host_min_bytes`,
     TensorRT-LLM does not start ("Not enough space allocated to host LoRA cache"). `host_adapters`
-    and `gpu_adapters` are the numbers of adapters that fit at once, if all are as large as the
-    largest in the set.
+    is the number of adapters that fit into the host cache together, if each is as large as the
+    set's largest adapter. `gpu_adapters` is this number for the GPU cache.
     """
 
     page_bytes: int
@@ -72,7 +74,7 @@ class CacheFit:
 
     @property
     def bytes_needed(self) -> int:
-        """Size in bytes of the smallest cache that holds the complete set, with this page size."""
+        """Size in bytes of the smallest cache that holds all adapters of the set."""
         return max(self.pages_needed * self.page_bytes, self.host_min_bytes)
 
 
@@ -97,11 +99,11 @@ def cache_fit(
 
 
 def recommend(base: BaseModel, adapters: Sequence[Sequence[ModuleRows]]) -> CacheSettings:
-    """Return the settings with which the host cache holds all these adapters in the least memory.
+    """Return the settings for the smallest host cache that holds all these adapters.
 
     `max_adapter_size` is the largest rank of the adapters. `optimal_adapter_size` is also a rank,
-    and TensorRT-LLM computes the page size from it. The function tries every rank up to the
-    largest, and returns the rank that needs the smallest cache.
+    from which TensorRT-LLM computes the page size. All ranks up to the largest rank are tried. The
+    result has the rank with which the adapters need the fewest bytes.
     """
     largest = max((rows.rank for adapter in adapters for rows in adapter), default=1)
     best: CacheSettings | None = None
@@ -163,9 +165,9 @@ class _Pages:
 
 
 def _local_size(module: str, base: BaseModel) -> int:
-    """Return the sum of a module's input and output size on one tensor parallel rank.
+    """Return the sum of a module's input and output size on one GPU of a tensor parallel group.
 
-    On that rank, a LoRA row with rank r has r times this number of values.
+    On this GPU, a LoRA row of rank r has r times this number of values.
     """
     inputs, outputs = module_sizes(module, base)
     if module == "moe_router":

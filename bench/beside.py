@@ -1,11 +1,11 @@
 """Benchmark of a new request's first-token latency while other streams are running.
 
-The part also measures the CPU time of the other streams' tokens. Each of these streams receives one
-token every 20 ms. A window has two phases. In the first phase, only these streams run, and the CPU
-time per token is measured. In the second phase, a client also sends requests for one token on a
-persistent connection. It pauses for 20 ms after each response, because requests without a pause
-would keep the server's core busy. The windows of the servers alternate. The CPU time of two servers
-is compared in each pair of neighbouring windows, and the table shows the median of these ratios.
+The other streams receive one token every 20 ms. Two gateways are measured in alternating windows. A
+window has two phases. In the first phase, only these streams run, and the gateway's CPU time per
+token is measured. In the second phase, a client also sends requests for one token on a persistent
+connection, and measures the latency. The client pauses for 20 ms after each response, because
+requests without a pause would keep the gateway's core busy. Each pair of windows gives a ratio of
+the gateways' CPU times, and the table shows the median ratio.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _PAUSE_S, _WARM_S = 0.02, 0.2
 
 @dataclass
 class _Figures:
-    """Latencies and CPU times of one server with one number of streams, one entry per window."""
+    """Measurements of one server with a fixed number of streams.
+
+    Each list has one entry per window. The latencies are those of first tokens.
+    """
 
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
@@ -45,7 +48,8 @@ class _Figures:
 def beside(bench: Bench) -> list[dict[str, Any]]:
     """Return the table's rows: one for each server with each number of streams.
 
-    The servers are the gateway and the other project's gateway SMG, if SMG can be installed.
+    The servers are this project's gateway and SMG, a gateway written in Rust. SMG is left out if it
+    is unavailable.
     """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
@@ -63,8 +67,8 @@ def beside(bench: Bench) -> list[dict[str, Any]]:
 def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
     """Measure `servers` in alternating windows, and return the table's rows.
 
-    Each ratio compares a server's CPU time per token with that of the last server. Raises
-    Unmeasured if a request failed.
+    The last server in `servers` is the reference. A row of another server has a ratio: this
+    server's CPU time per token, divided by the reference's. Raises Unmeasured if a request failed.
     """
     counts = QUICK_STREAMS if bench.quick else STREAMS
     figures = {server.name: {count: _Figures() for count in counts} for server in servers}
@@ -84,7 +88,8 @@ def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
 def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> None:
     ramp_s = streams / _STREAMS_PER_SECOND
     begin = time.monotonic() + ramp_s + _SETTLE_S
-    # Measure a long window, because CPU times have a resolution of 10 ms.
+    # Measure the CPU time over `bench.seconds`: the operating system counts it in steps of 10 ms,
+    # so a short measurement would be inaccurate.
     middle = begin + (bench.seconds if streams else 0.0)
     end = middle + _WARM_S + bench.seconds / 2
     paced = Load(

@@ -1,6 +1,6 @@
 """Benchmark of the latency from a client's disconnect to the stop request at Triton.
 
-Another 100 requests stream at the same time.
+100 other requests are streaming at the same time.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ KINDS = (
 
 
 def cancel(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row per scenario: latencies of the stop request and of the stream's reset.
+    """Return a row per scenario, with the latencies of the stop request and of the stream's reset.
 
-    A latency is the time in milliseconds from the client's disconnect until Triton receives the
-    event.
+    A latency is the time in milliseconds from the client's disconnect until the stop request, or
+    the reset of the request's stream, arrives at Triton.
     """
     count = 20 if bench.quick else 100
     rows = []
@@ -102,9 +102,9 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
 def before_first_token(bench: Bench, server: Server, first: int, count: int) -> list[float]:
     """Return the seconds from each client's disconnect until the upstream gets a stop request.
 
-    The clients disconnect before the first token. Requests that were not stopped are left out. The
-    requests have the `max_tokens` `first`, `first` + 1 and so on, which identify them in the
-    upstream's log. No other request may use these numbers.
+    `count` clients disconnect before the first token. Requests that were not stopped are left out.
+    The requests have the values `first`, `first` + 1 and so on of `max_tokens`, because the
+    upstream's log identifies a request by this number. No other request may have the same number.
     """
     (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
     left = asyncio.run(
@@ -152,7 +152,8 @@ async def _disconnect_clients(
 async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
     """Wait until the scripted upstream has logged all `wanted` events.
 
-    Give up after `patience_s` seconds. An event is the request's `max_tokens` and the event's name.
+    If events are still missing after `patience_s` seconds, return without an error. An element of
+    `wanted` is the `max_tokens` of a request and the name of an event.
     """
     deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():
@@ -164,8 +165,8 @@ async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
     """Return the time of each logged event, by the request's `max_tokens` and the event's name.
 
-    The scripted Triton continues a marked request after a stop request. If it therefore logs
-    several stop requests, the first one counts.
+    The scripted Triton does not end a logged request when it receives a stop request. A gateway may
+    therefore send several stop requests. The returned time is that of the first.
     """
     whole, _, _ = bench.events.read_text().rpartition("\n")
     lines = map(json.loads, reversed(whole.splitlines()))

@@ -1,12 +1,13 @@
-"""CPU time for choosing one of 8 replicas by estimated cache hits, and for updating the estimates.
+"""CPU time for choosing one of 8 replicas by the estimated contents of their KV caches.
 
     python -m bench.choice
 
-The command prints a table with two rows for each prompt length. In the row `known`, all replicas
-have cached the first half of the prompt, and one replica has cached the complete prompt. In the row
-`new`, no replica has cached any part of the prompt. The column `hashes` is the time for hashing the
-prompt's prefixes, once per request for all replicas. The last line is the maximum memory of the
-estimates for one replica.
+The time for updating the estimates is also measured. The command prints a table with two rows for
+each prompt length. In the row `known`, all replicas have cached the first half of the prompt, and
+one replica has cached the complete prompt. In the row `new`, no replica has cached any part of the
+prompt. The column `hashes` is the time for hashing the prompt's prefixes, which a request needs
+only once for all replicas. The last line of the output is the maximum memory of the estimates for
+one replica.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _MODULES = ("dynamo.frontend.main", "dynamo.llm")
 
 @contextlib.contextmanager
 def dynamo(bench: Bench) -> Iterator[Peer]:
-    """Run Dynamo as documented for operation without etcd and NATS, with its fastest tokenizer.
+    """Run Dynamo without etcd and NATS, as its documentation describes, with its fastest tokenizer.
 
     Dynamo finds its worker through files, and talks to the worker over TCP in a private protocol.
     The benchmark has no client for this protocol, so it cannot measure the worker without Dynamo.

@@ -2,9 +2,10 @@
 
     python -m bench.dynamo_worker --model FOLDER --name NAME [--events FILE]
 
-As in the scripted Triton (`upstream`), `max_tokens` and `seed` select the answer and its pace, and
-FILE gets the events. A stopped context is logged as a stop request. Needs the packages ai-dynamo
-and ai-dynamo-runtime.
+As in the scripted Triton (`bench.upstream`), a request's `max_tokens` and `seed` select the length
+and the pace of the answer. FILE is the log of the requests' events. Dynamo stops a request through
+the request's `Context` object. The worker logs this as a stop request. The worker needs the
+packages ai-dynamo and ai-dynamo-runtime.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _WAITING = 64
 class ScriptedAnswer:
     """The tokens of one response, which the worker's `Pacer` releases one at a time.
 
-    With the pace `BURST`, the pacer pauses while `_WAITING` released tokens wait for `generate`.
+    `DynamoWorker.generate` takes the released tokens. With the pace `BURST`, the pacer pauses while
+    `_WAITING` released tokens wait for `generate`.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -2,14 +2,18 @@
 
     python -m bench.engine_overload [--seconds 45] [--settle 15] [--times 1 2 5]
 
-A real Triton serves the synthetic engine: 16 requests at once, a first token after 100 ms, then 20
-tokens a second. Its capacity is measured first, in tokens per second with all slots in use. Then
-three tenants send requests for answers of 20 to 60 tokens, at random times. Together they request
-once, twice and five times the capacity. The requests go alternately through two gateways: one with
-GATEWAY_REFUSE_EARLY off, one with it on. Each tenant wants its first tokens within 2 s. Goodput is
-the number of tokens per second on streams whose first token was in time. Finally one tenant
-requests three fifths of the capacity, and a tenant of lower priority, which accepts a wait of 15 s,
-requests four times the capacity.
+A real Triton serves the synthetic engine, which runs 16 requests at once. A request gets its first
+token after 100 ms, then 20 tokens a second. The command first measures the engine's capacity, in
+tokens per second with all slots in use. Then it generates two kinds of load:
+
+- Three tenants send requests for 20 to 60 tokens at random times. In successive windows, they
+  request once, twice and five times the capacity in total.
+- One tenant requests three fifths of the capacity. A second tenant of lower priority requests four
+  times the capacity.
+
+Each load is sent through two gateways: one with GATEWAY_REFUSE_EARLY off, one with it on. Goodput
+is the number of tokens per second on streams whose first token came within 2 s. The limit is 15 s
+for the tenant of lower priority.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ TENANTS = ("one", "two", "three")
 class Asked:
     """A request and the times of its events.
 
-    Times are seconds of the monotonic clock. A time is 0 if its event has not happened.
+    Times are seconds of the monotonic clock, and 0 for events that have not happened.
     """
 
     tenant: str
@@ -103,7 +107,8 @@ async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list
         asked = Asked(tenant, time.monotonic())
         seen.append(asked)
         tasks.add(asyncio.create_task(_ask(port, asked, chance.choice(LENGTHS))))
-    # Wait for the deadline of the last requests, too, before cancelling.
+    # Do not cancel the unfinished requests yet: the first tokens of the latest ones may still
+    # arrive in time.
     await asyncio.sleep(BATCH_WITHIN_S if tenant == "batch" else WITHIN_S)
     for task in tasks:
         task.cancel()

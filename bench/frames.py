@@ -62,7 +62,7 @@ def literal(name: str, value: str) -> bytes:
 def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield (type, flags, stream id, payload) of each complete frame in `buffer`.
 
-    After the last one, remove the yielded frames from `buffer`.
+    The yielded frames are removed from `buffer` when the iteration ends.
     """
     at, end = 0, len(buffer)
     view = bytes(buffer)

@@ -1,8 +1,9 @@
 """HTTP/2 and gRPC server for the benchmark's scripted upstreams (Triton, and SMG's worker).
 
-A subclass of `ScriptedService` defines the methods and the responses. This module handles frames
-and flow control, and sends tokens at the pace that a request selects. It uses no gRPC library:
-sending a token takes about a microsecond of CPU time, and a library would take tens.
+For each upstream, a subclass of `ScriptedService` defines the gRPC methods and the responses. This
+module handles frames and flow control, and sends tokens at the pace that a request selects. The
+module uses no gRPC library: sending a token takes about a microsecond of CPU time, and with a
+library tens of microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import hpack
 from bench import frames, pace
 
 MARKED = 900_000
-"""Smallest `max_tokens` of a marked request. The events of marked requests are logged."""
+"""Smallest `max_tokens` of a request whose events are logged. Such a request is called marked."""
 
 _HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88: ":status 200"
 _OK = frames.literal("grpc-status", "0")
@@ -29,7 +30,7 @@ _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 
 
 class Log:
-    """Log of the events of marked requests, as lines of JSON.
+    """Log of the events of marked requests (see `MARKED`), as lines of JSON.
 
     The log never forgets the id of a marked request, so a stop request is logged even if it arrives
     after the end of the answer.
@@ -83,10 +84,10 @@ class ScriptedService(ABC):
         self.pacer.add(answer, seed)
 
     def stop(self, request_id: str) -> bool:
-        """Handle a stop request: end the answer early, as an engine does.
+        """End the answer to a request early, because a stop request has arrived.
 
-        A marked request continues, and only the event is logged. Returns True if the request was
-        running.
+        The answer to a marked request (see `MARKED`) is not ended: the stop request is only logged.
+        Returns True if the request was running.
         """
         self.log.note(request_id, "stop")
         running = self.running.get(request_id)
@@ -114,7 +115,7 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def message(self) -> list[bytes]:
-        """Return the frames of the next token. `left` does not include this token anymore."""
+        """Return the frames of the next token. The caller has already subtracted it from `left`."""
 
     @abstractmethod
     def send_stop(self) -> None:
@@ -168,8 +169,8 @@ class ServerCall:
     def takes(self, size: int) -> bool:
         """Return True if frames of `size` bytes, including headers, can be sent now.
 
-        Also returns True for a closed stream. The pacer then calls `emit`, which returns False, and
-        drops the stream.
+        Also returns True for a closed stream. The pacer then calls `StreamedAnswer.emit`, which
+        returns False, and forgets the answer.
         """
         open_for = min(self.window, self._connection.window)
         return self.closed or (not self._connection.paused and open_for >= size)

@@ -52,21 +52,21 @@ _PARTS = {
     "loop and HTTP parser": ("loop.", "parser."),
     "pydantic, orjson": ("_pydantic_core", "orjson"),
 }
-"""Filename prefixes of the libraries of each component, which is a column of the table.
+"""Filename prefixes of libraries, by the table's column that counts their instructions.
 
-Instructions in files with other names are in the column `other`.
+The column `other` counts the instructions in files with other names.
 """
 _TEXT = b"~"  # text of `upstream.TOKEN`
 _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
 
 
 def instructions(bench: Bench) -> list[dict[str, Any]]:
-    """Return rows with thousands of instructions: for a request in each protocol, and for a token.
+    """Return rows with instruction counts for a request in each protocol, and for a token.
 
-    A measured request generates one token. Requests are sent one at a time, because a gateway under
-    callgrind is forty times slower. In the row "a token, paced", the upstream sends a token only
-    after the client has received the previous token, so each token is delivered separately. Raises
-    Unmeasured if valgrind is not installed.
+    Counts are in thousands. A measured request generates one token. Requests are sent one at a
+    time, because a gateway under callgrind is forty times slower. In the row "a token, paced", the
+    upstream sends a token only after the client has received the previous token, so each token is
+    delivered separately. Raises Unmeasured if valgrind is not installed.
     """
     if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
         raise Unmeasured("valgrind is not installed")
@@ -148,9 +148,10 @@ class _Counter:
         on_token: Callable[[], None] | None = None,
         at_least_s: float = 0.0,
     ) -> Counter[str]:
-        """Send the request `times` times on each connection, and return the instructions by column.
+        """Send the request `times` times on each connection, and count the gateway's instructions.
 
-        The instructions that an idle gateway executes in the same time are subtracted.
+        Return the counts by column of the table. The instructions that an idle gateway executes in
+        the same time are subtracted.
         """
         self._control("-z")
         began = time.monotonic()
@@ -213,10 +214,10 @@ def _row(what: str, found: Counter[str], times: int) -> dict[str, Any]:
 def _by_part(dump: Path) -> Counter[str]:
     """Return the instructions in one callgrind file, by column of the table.
 
-    The format is described in the Valgrind manual, "Callgrind Format Specification". A line `ob=`
-    names the library of the lines after it, which have a position and a number of instructions. The
-    line after `calls=` has the instructions of the called function. It is skipped, because the
-    function has its own lines.
+    The Valgrind manual describes the format ("Callgrind Format Specification"). A line of digits
+    has a position and a number of instructions. These instructions belong to the library that the
+    closest `ob=` line above names. The line after a `calls=` line repeats the instructions of the
+    called function, and is skipped.
     """
     names: dict[str, str] = {}
     found: Counter[str] = Counter()

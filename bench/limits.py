@@ -33,8 +33,8 @@ _ROUNDS, _QUICK_ROUNDS = 4, 2
 _STREAMS = 64
 _FREE, _LIMITED, _SMALL = "unlimited", "limited", "small"
 _SMALL_LIMIT = 60
-# Limits slightly above what eight workers can serve. A worker reserves requests and tokens in
-# blocks, and the blocks become smaller near a limit, so these limits are the expensive case.
+# Limits slightly above what eight workers can serve. Such limits are the expensive case: near a
+# limit, a worker reserves fewer requests and tokens with each call of Redis.
 _LIMITS = {
     "requests_per_minute": 2_000_000,
     "tokens_per_minute": 200_000_000,
@@ -55,7 +55,7 @@ class _Round(NamedTuple):
 
 
 def limits(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each number of workers, with medians of several measurement windows."""
+    """Return a row for each number of workers. A value is the median of several windows."""
     available = len(os.sched_getaffinity(0))
     many = 8 if available >= 16 else 2
     if many < 8:

@@ -47,8 +47,8 @@ def litellm(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _row(bench: Bench, server: Server, straight_s: list[float]) -> dict[str, Any]:
-    # Measure the heaviest loads last. The server continues their unfinished requests after the
-    # window, which would disturb another measurement.
+    # Measure the heaviest loads last. After a window, the server still processes unfinished
+    # requests. They would disturb the next measurement.
     row: dict[str, Any] = {"who": server.name}
     seconds = max(bench.seconds, 2.0)
     alone = window(bench, server, chat(seed=BURST, tokens=1), 1, seconds=seconds)

@@ -3,8 +3,8 @@
 In each response message, this model repeats the complete text so far. The model of the repository
 inflight_batcher_llm sends only the new token's id. The benchmark measures a gateway for each of the
 two repositories, in alternating windows with the same load: 100 streams with one token every 20 ms.
-Answers have 64, 512 or 4,096 tokens of 4 bytes. A window has as many tokens from the beginning of
-an answer as from its end.
+Answers have 64, 512 or 4,096 tokens of 4 bytes. In a window, all positions in an answer are equally
+frequent, so messages of all lengths are measured.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LENGTHS = (64, 512, 4096)
 STREAMS = 100
 _BEAT_MS = 20
 _ROUNDS = 3
-# Time over which the streams' starts are spread: the duration of the shortest answer. If all
-# streams started together, all answers would also end together. The number of ends in a window, and
-# thus the measured CPU time, would then depend on the window's exact begin.
+# Seconds over which the starts of the streams are spread: the duration of the shortest answer. If
+# all streams started together, their answers would also end together. The measured CPU time would
+# then depend on how many of these common ends fall into the window.
 _RAMP_S = 1.28
 # Seconds between the start of the streams and the window. The first answers begin in the middle of
-# their text (see `text_answer`), and their first message has all of the earlier text. These large
-# messages must not be measured.
+# their text (see `bench.text_answer`). Their first messages repeat all of the earlier text, and are
+# too large to be measured.
 _SETTLE_S = 3.0
 _PIECE_BYTES = 4
 

@@ -3,13 +3,18 @@
     python -m bench.llmapi_abort [--rounds 12] [--release main 1.3 1.2]
 
 A real Triton serves the synthetic engine through the llmapi repository, with the behaviour of three
-releases. The engine has one slot, and sends a first token after 100 ms, then one every 20 ms. A
-request goes through `gateway serve`, and ends by its client's disconnect, its deadline or a stop
-string. Or it goes straight to Triton, and ends by a stop request. Another request is queued behind
-it, and reports by the engine's clock when it was scheduled. The result is the time in milliseconds
-from the abort to that moment. For a stop string, the abort is the token that completes the string.
-For a queued request, the engine is freed at the time of the abort. The exit code is 1 if a median
-is above 300 ms, or if the gateway does not count exactly one end per request.
+TensorRT-LLM releases. The engine runs one request at a time. It sends the first token after 100 ms,
+then one every 20 ms. The measured request is aborted in one of four ways:
+
+- `client leaves`, `deadline`, `stop string`: the request goes through `gateway serve`. It ends
+  because its client disconnects, its deadline passes, or a stop string is generated.
+- `stop request`: the request goes straight to Triton, and a stop request ends it.
+
+A second request waits in the engine's queue, and reports the time at which the engine started it.
+The result is the time in milliseconds from the abort to this start. With a stop string, the abort
+is the time of the token that completes the string. In the phase `queued`, a third request occupies
+the engine, and is stopped at the time of the abort. The exit code is 1 if a median is above 300 ms,
+or if the gateway does not count one end per request.
 """
 
 from __future__ import annotations
@@ -44,8 +49,8 @@ _ENDLESS, _SHORT = 100_000, 20
 _FOLLOWS_S = 0.02
 _PATIENCE_S = 60.0
 _ONE, _TWO, _THE = 487, 1346, 317
-# The engine's output: " one" ten times, " two" nine times, then " the". Each of these words is the
-# stop string of one phase, because its first occurrence is in that phase.
+# The engine's output: " one" ten times, " two" nine times, then " the". The stop string " one" ends
+# a request at its first token, " two" in the middle, and " the" at its last token.
 _SCRIPT = [_ONE] * 10 + [_TWO] * 9 + [_THE]
 HOW = ("client leaves", "deadline", "stop request", "stop string")
 # Seconds from the request to its abort.
@@ -63,7 +68,7 @@ _STOPS = {
 
 
 class Deployment:
-    """A gateway, and a Triton with the model of one release."""
+    """A gateway, and a Triton with the llmapi model of one TensorRT-LLM release."""
 
     def __init__(self, model: DirectModel, http: httpx.AsyncClient) -> None:
         self._model = model
@@ -117,8 +122,8 @@ class Deployment:
         headers = {"x-request-timeout": f"{after_s:.3f}"} if how == "deadline" else {}
 
         async def sent(event: str, _: object) -> None:
-            # Count only requests that were sent completely. On a busy machine, a client may be
-            # cancelled before that, and the gateway does not count its request.
+            # Count only requests that were sent completely, as the gateway does. On a busy machine,
+            # a client may be cancelled before it has sent its request.
             self.asked += event == "http11.send_request_body.complete"
 
         async def ask() -> bytes:
@@ -199,8 +204,8 @@ async def _rows(triton: str, release: str, port: int, rounds: int) -> list[dict[
         await place.measure("client leaves", "in the middle")
         for how in HOW:
             for phase in PHASES:
-                # Skip stop strings where no text arrives before the answer's end: in the queue and,
-                # with release 1.2, in every phase.
+                # Skip stop strings in the queue, where no text is generated, and with release 1.2,
+                # which sends no text before the end of the answer.
                 if how == "stop string" and (phase == "queued" or release == V1_2):
                     continue
                 found = [await place.measure(how, phase) for _ in range(rounds)]

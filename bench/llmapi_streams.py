@@ -2,10 +2,11 @@
 
     python -m bench.llmapi_streams [--chats 5000] [--concurrency 32]
 
-A real Triton serves the synthetic engine through the llmapi repository, with a new process for each
-row. Chats go through `gateway serve`, which sets `streaming` if its client does. A row ends early
-if Triton dies. The exit code is 1 if, in any row except the last, a chat failed or Triton died. The
-last row shows the risk of streaming from TensorRT-LLM's own model.py.
+Two versions of model.py are tested: this project's, and one that polls for ended requests, as
+TensorRT-LLM's does. Each version is tested with and without streaming, with a new Triton process
+that serves the synthetic engine. Chats go through `gateway serve`. A test ends early if Triton
+dies. In the last row of the table (polling with streaming), Triton may die, as with TensorRT-LLM's
+own model.py. The exit code is 1 if a chat failed or Triton died in any other row.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Load:
     is_patient: bool = False
     """True if a request that gets status 503 before `begin` is repeated instead of failing.
 
-    A server may refuse requests only because all streams start at about the same time.
+    While all streams start at about the same time, a server may refuse some of their requests.
     """
 
 
@@ -78,8 +78,8 @@ class Seen:
         live: number of streams that were in the middle of an answer at `Load.begin`.
         busy: CPU time of the busiest client process, as a fraction of one core.
         first: times from sending a request to the first token of the answer.
-        gaps: times between two reads with tokens on one stream. A read may have several tokens.
-        errors: messages of failed streams, at any time.
+        gaps: times between two reads from one stream's socket that return at least one token.
+        errors: error messages of failed streams, also from before `begin`.
     """
 
     tokens: int = 0

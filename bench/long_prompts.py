@@ -1,8 +1,8 @@
 """Cost of prompts of 8,000 to 128,000 tokens, and their effect on other streams.
 
-Three cases are measured. First, requests for one token, one after the other and without other load.
-Second, the same requests while 100 streams receive a token every 20 ms. Third, several streams that
-stay open after their first token, for the memory that a running request retains.
+Three cases are measured. In the first, requests for one token are sent one after the other. In the
+second, the same requests are sent while 100 streams receive a token every 20 ms. In the third,
+several streams stay open after their first token, to measure the memory that each of them retains.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ops.local_stack.ports import LOCALHOST
 SIZES = (8_000, 32_000, 128_000)
 _STREAMS, _BEAT_MS = 100, 20
 _OPEN, _QUICK_OPEN = 16, 8
-# Assumed speed of a busy machine in prompt tokens per second. The length of a window is derived
-# from it, so that a window has time for several prompts of any length.
+# Prompt tokens per second that even a busy machine processes. The length of a measurement window is
+# computed from this speed, so that several prompts fit in each window.
 _PER_SECOND = 16_000
 _BEGUN_WITHIN_S, _SETTLE_S = 60.0, 2.0
 _PEAK = "VmHWM"
@@ -119,7 +119,10 @@ def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
 def _background_load(
     bench: Bench, server: Server, body: bytes, streams: int, seconds: float
 ) -> Iterator[list[Future[Seen]]]:
-    """Run `streams` closed loops in the background for `seconds`. Yield the futures of the load."""
+    """Run `streams` closed loops in background processes for `seconds`.
+
+    Yield one future per process, with the measurements of the process.
+    """
     now = time.monotonic()
     load = Load(
         port=server.port,

@@ -1,10 +1,10 @@
 """Benchmark of LoRA adapters: requests with a resident adapter, and uploads of new adapters.
 
 `gateway up` runs the synthetic engine with the shapes of an 8B Llama model, and adapters of about
-13 and 132 MB. Two comparisons alternate. Requests to a resident adapter are compared with requests
-to the base model. The first request of an adapter through the gateway is compared with tritonclient
-sending the same tensors. The longest stall of the gateway's event loop during an upload is also
-measured.
+13 and 132 MB. Requests to an adapter in the engine's cache are compared with requests to the base
+model. The first request to an adapter, which uploads its weights, is compared with a request that
+tritonclient sends with the same tensors. The longest stall of the gateway's event loop during an
+upload is also measured.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def make_engine(folder: Path) -> Path:
 
 
 def make_tensors(kind: str, seed: int) -> Tensors:
-    """Return lora_weights [1, rows, width] float16 and lora_config [1, rows, 3] int32."""
+    """Return an adapter's tensors lora_weights and lora_config.
+
+    Their shapes are [1, rows, width] (float16) and [1, rows, 3] (int32).
+    """
     rank, modules = KINDS[kind]
     rows = [(MODULE_IDS[m], layer, rank) for layer in range(LAYERS) for m in modules]
     used = [rank * SIZES[m] for _ in range(LAYERS) for m in modules]
@@ -120,8 +123,8 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
     cpu = {"demo": 0.0, "warm": 0.0}
     for model in seconds:
         await ask(client, model)
-    # Read the CPU time once per block of requests, because its resolution is 10 ms, which is much
-    # more than one request needs.
+    # Read the CPU time once per block of requests. The operating system counts CPU time in steps of
+    # 10 ms, and a single request needs much less.
     for block in range(BLOCKS):
         for model in sorted(seconds, reverse=bool(block % 2)):
             before = sum(process.cpu_times()[:2])
@@ -137,7 +140,7 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
 
 
 async def longest_silence(url: str, until: asyncio.Event) -> float:
-    """Return the gateway's longest response time in seconds until the event is set.
+    """Return the gateway's longest response time in seconds until the event `until` is set.
 
     The requests are for /health/live and need almost no work, so the longest response time is the
     longest stall of the gateway's event loop.

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-# Environment variables of a gateway that a run may set; the benchmark passes them to the gateway.
+# Gateway settings for the report. If the benchmark's environment has them, the gateway inherits
+# them.
 _SETTINGS = {"GATEWAY_LOG_LEVEL", "GATEWAY_TRITON_TRANSPORT", "GATEWAY_WORKERS"}
 _PACKAGES = ("uvicorn", "uvloop", "grpcio", "protobuf", "h2", "tokenizers", "nvidia-pytriton")
 
@@ -85,7 +86,7 @@ def describe() -> dict[str, str]:
 
 
 class Others:
-    """CPU use since the object was created by processes that do not belong to the benchmark."""
+    """CPU use by processes that do not belong to the benchmark, since this object was created."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

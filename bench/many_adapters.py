@@ -2,9 +2,9 @@
 
     python -m bench.many_adapters [ADAPTERS]
 
-`empty`: Redis has none of the adapters and accepts all. `same`: Redis has all of them. `full`:
-Redis has none and refuses writes, for 12 s. Weights have 8 KiB, so the comparison with Redis
-dominates the cost.
+`empty`: Redis has none of the adapters, and the gateway uploads all. `same`: Redis has all of them.
+`full`: Redis has none and refuses all writes; this case is measured for 12 s. The adapters have
+only 8 KiB of weights, so most of the CPU time is for comparing the list of adapters with Redis.
 """
 
 from __future__ import annotations

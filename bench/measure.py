@@ -33,7 +33,7 @@ _CANARY_TIMEOUT_S = 5.0
 _LEAD_S = 2.5
 """Seconds between the start of a receiving process and the window.
 
-They are enough for the process to start on a busy machine.
+The process starts within this time even on a busy machine.
 """
 _STREAMS_PER_SECOND = 500
 TOKENS_FOR_EVER = 500_000
@@ -181,8 +181,8 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
 
     Yield a list of the response times in seconds, which grows during the context. The longest
     response time shows how long the server's event loop was stalled. The thread connects
-    immediately, and sends requests from the monotonic time `begin` on. It asks for the highest
-    priority, because its own delays add to the response times.
+    immediately, and sends requests from the monotonic time `begin` on. It requests the highest
+    scheduling priority, because its own delays would lengthen the response times.
     """
     latencies: list[float] = []
     over = threading.Event()
@@ -239,7 +239,7 @@ def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Wi
     finally:
         process.kill()
         process.wait()
-    # Parse only the last line: the grpc library may have printed messages before.
+    # Parse only the last line of the output: the grpc library may have printed messages before it.
     last = (output.splitlines() or [""])[-1]
     found = json.loads(last) if last.startswith("{") else {}
     if not found.get("messages"):

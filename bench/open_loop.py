@@ -1,8 +1,8 @@
 """Load generator for an open loop: requests are sent at random times, without waiting for answers.
 
-A request uses the idle connection that was used last. If no connection is idle, it opens a new
-connection. The connection pools of client libraries do the same. As in `bench.load`, the client
-only counts tokens and reads the clock, so that it measures the server and not itself.
+A request uses the idle connection that was used last. If no connection is idle, the client opens a
+new one. The connection pools of client libraries do the same. As in `bench.load`, the client only
+counts tokens and reads the clock, so that its own CPU time does not affect the results.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class OpenLoad:
     """Load that one or more client processes generate.
 
     Requests are sent from the start of the load until `end`. The window is the time from `begin` to
-    `end`. A request is counted if it is sent in the window, or if its tenant has `before` set.
-    Answers may arrive until `tail_s` seconds after `end`. `begin` and `end` are times of the
-    monotonic clock, which all processes share.
+    `end`. Only requests that are sent in the window are counted. For a tenant whose `before` is
+    True, all requests are counted, although they are sent before the window. Answers may arrive
+    until `tail_s` seconds after `end`. `begin` and `end` are times of the monotonic clock, which
+    all processes share.
     """
 
     port: int
@@ -75,9 +76,9 @@ class Outcome:
         finished: number of complete answers with status 200.
         unfinished: number of requests without a complete answer: the connection failed, or the
             answer had not ended `OpenLoad.tail_s` seconds after the window.
-        tokens: number of tokens that arrived in the window, including those of earlier requests.
-        useful: number of those tokens that belong to answers whose first token came within
-            `USEFUL_WITHIN_S`.
+        tokens: number of tokens that arrived in the window, also for requests that are not counted.
+        useful: the part of `tokens` in answers whose first token arrived in time, which means
+            within `USEFUL_WITHIN_S`.
         first: times from sending a request to the first token.
         refused: times from sending a request to a status of 429 or 503.
         errors: messages of the first failures.

@@ -2,8 +2,8 @@
 
     python -m bench.openai_upstream --port N
 
-Like the scripted Triton, the server streams `max_tokens` tokens at the pace of `seed` (see `pace`),
-one chunk per token.
+As in the scripted Triton (`bench.upstream`), a request's `max_tokens` and `seed` select the length
+and the pace of the answer (see `bench.pace`). Each token is one chunk.
 """
 
 from __future__ import annotations

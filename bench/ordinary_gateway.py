@@ -2,10 +2,10 @@
 
     python -m bench.ordinary_gateway --port N --triton HOST:PORT --tokenizer DIR
 
-It uses FastAPI, tritonclient.grpc.aio with numpy, transformers for the prompt, the tokenizers
-library's own stream decoder, a pydantic model per chunk, and sse-starlette. It has no adapters, no
-limits, no tools and no metrics, and it never stops a request. Its cost is therefore the minimum of
-this design.
+The gateway uses FastAPI, tritonclient.grpc.aio with numpy, transformers for the prompt, the stream
+decoder of the tokenizers library, a pydantic model per chunk, and sse-starlette. It has no
+adapters, limits, tools or metrics, and never stops a request. A complete gateway with these
+libraries would need even more CPU time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 """Benchmark of overload: the throughput of useful tokens, and the time until requests are refused.
 
-In the first measurements, the gateway's CPU core is the bottleneck. A closed loop measures the
-capacity of the gateway. Then three tenants send requests in an open loop, for answers of 64 tokens
-at a fixed pace. In two windows, they send three times and ten times as many requests as the gateway
-can serve. Two more windows repeat the threefold load: one with a fourth tenant whose answers are
-ten times slower, and one with long streams that started before the window. SMG gets the same loads,
-alternating with the gateway.
+In the first measurements, the gateway's CPU core is the bottleneck. A closed loop measures how many
+requests per second the gateway can serve. Three tenants then send more requests than that in an
+open loop, for answers of 64 tokens at a fixed pace. Four windows are measured:
+
+- three times as many requests as the gateway can serve
+- ten times as many
+- three times as many, and a fourth tenant whose answers are ten times slower
+- three times as many, and 200 streams that started before the window and do not end in it
+
+The gateway SMG gets the same loads.
 
 In the last measurement, the engines are the bottleneck. One tenant requests three times the
 engines' capacity, and two other tenants request a tenth of the capacity each.
@@ -123,8 +127,9 @@ def _engines(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
 def _closed(bench: Bench, server: Server) -> float:
     """Return the server's capacity in tokens per second, measured in a closed loop.
 
-    The number of streams in `CLOSED_STREAMS` is decreased until the server refuses no request.
-    Raises Unmeasured if it refuses requests even with the fewest streams.
+    The numbers of streams in `CLOSED_STREAMS` are tried from the largest to the smallest, until the
+    server refuses no request. Raises Unmeasured if the server refuses requests even with the
+    smallest number.
     """
     body = chat(seed=BEAT_MS, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
     # Warm up with a small loop, because the first requests of a process take longer. Without the

@@ -16,9 +16,10 @@ from itertools import count
 from typing import Protocol
 
 BURST = 1
-"""Seed that sends tokens as fast as the receiver reads them. Seed 0, or no seed, does the same.
+"""Seed of an answer whose tokens are sent as fast as the receiver reads them.
 
-A seed that is no constant of this module is the number of milliseconds between two tokens.
+Seed 0, or no seed, has the same effect. Any other number, except the constants below, is the time
+in milliseconds between two tokens.
 """
 
 IDLE = 1_000_000
@@ -28,10 +29,10 @@ SILENT = 2_000_000
 """Seed for an answer that never sends a token."""
 
 STEPPED = 3_000_000
-"""Seed that sends one token immediately, then one for each SIGUSR1 to the upstream's process.
+"""Seed of an answer with one immediate token, then one for each SIGUSR1 that the upstream gets.
 
-If the client sends the signal only after it has received a token, the gateway under test never
-receives two tokens together, however slow it is. A periodic pace cannot guarantee this.
+If the client sends the signal only after it has received a token, even a slow gateway under test
+never receives two tokens together. A periodic pace cannot guarantee this.
 """
 
 _GOLDEN = 0.6180339887
@@ -105,7 +106,7 @@ class Pacer:
     def _step(self) -> None:
         """Send one token on each stream with the pace `BURST`, and schedule the next step.
 
-        An engine that computes a batch of requests also sends one token per request and step.
+        This imitates an engine, which generates one token for each request of its batch per step.
         """
         streams, self._bursting = self._bursting, []
         sent = False

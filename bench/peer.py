@@ -54,7 +54,7 @@ class Peer:
     """A gateway in the comparison.
 
     `straight` is None if the gateway uses a private protocol to its upstream. `floor` is True for
-    the relay, which only copies bytes. Its figures are the lower bound for any gateway.
+    the relay (`bench.relay`), which only copies bytes: no gateway can have lower figures.
     """
 
     server: Server

@@ -1,8 +1,9 @@
 """Comparison of the gateway with compiled gateways, and with a relay that only copies bytes.
 
 All gateways run on the same core. They have the same load client, the same tokenizer, and scripted
-upstreams of the same pace. They are measured one at a time, in alternating windows. A ratio is the
-median over pairs of adjacent windows, so that slow changes of the machine's speed cancel out.
+upstreams of the same pace. They are measured one at a time, and their measurement windows
+alternate. A ratio is computed for each pair of successive windows, so that slow changes of the
+machine's speed cancel out. The table shows the median of the ratios.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ROUNDS, _QUICK_ROUNDS = 5, 3
 
 
 def peers(bench: Bench) -> list[dict[str, Any]]:
-    """Return a row for each measured value: the gateway's, each peer's, and their ratio.
+    """Return a row per measured quantity: the gateway's value, and each peer's value and ratio.
 
     Raises Unmeasured if no peer is available.
     """
@@ -68,7 +69,8 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
         for n in range(bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)):
             turns.round()
             bench.log(f"peers: round {n + 1}")
-        # Measure disconnects last: requests that a peer does not stop continue afterwards.
+        # Measure disconnects last: if a peer does not stop the requests of clients that have
+        # disconnected, they would still run during the next measurement.
         for n, each in enumerate(each for each in turns.peers if not each.floor):
             turns.once(each, _measure_left(bench, each, n))
     return turns.rows()
@@ -138,7 +140,7 @@ def _memory(bench: Bench, each: Peer) -> Figures:
 
 
 def _measure_left(bench: Bench, each: Peer, n: int) -> Figures:
-    """Measure how many requests the peer stops whose clients disconnect before the first token."""
+    """Let clients disconnect before the first token, and count the requests that the peer stops."""
     count = 20 if bench.quick else 100
     late = before_first_token(bench, each.server, MARKED + n * count, count)
     return {

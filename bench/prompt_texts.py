@@ -21,7 +21,7 @@ _CALIBRATION_CHARS = 60_000
 
 @cache
 def pages() -> tuple[str, str]:
-    """Return the project's Markdown pages as two texts, each with every second page."""
+    """Return two texts, each with one half of the project's Markdown pages."""
     files = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
     texts = [file.read_text(encoding="utf-8") for file in files]
     return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])

@@ -36,8 +36,8 @@ from bench.smg import smg
 from ops.local_stack.ports import LOCALHOST
 
 _TOKENS = (250, 850, 1000, 2000, 8000, 32_000)
-# Number of passages of each length in tokens that are sent only once. There are few, because all of
-# them must fit into half of the project's pages without overlapping.
+# Number of passages that are sent only once, by their length in tokens. The numbers are small,
+# because the passages must not overlap, and half of the project's pages is their only source.
 _UNSEEN = {1000: 12, 2000: 5, 8000: 4, 32_000: 2}
 _RANDOM_CHARS = (300, 3000)
 _ROUNDS, _QUICK_ROUNDS = 7, 3
@@ -75,7 +75,7 @@ class _Case:
         self.prompts += len(texts)
 
     def row(self, names: Sequence[str], straight_s: Sequence[float]) -> Row:
-        """Return a row with the median over all windows of the time added to the first token.
+        """Return a row with the median time that each server adds to the first token.
 
         A ratio divides the time that the gateway adds by the time that SMG adds in the same round.
         The row has the median of the ratios. `straight_s` has the seconds to the first token of
@@ -147,8 +147,8 @@ def prompts(bench: Bench) -> list[Row]:
     with _both(bench) as (peers, clients):
         names = [client.server.name for client in clients]
         _warm_up(clients, make_page)
-        # Measure the unseen passages first: the new passages below have words from all pages, which
-        # a server's tokenizer cache would then already know.
+        # Measure the unseen passages first. The new passages, which are sent later, have words from
+        # all pages, so a server could then have the words of the unseen passages in a cache.
         unseen = _measure_unseen(clients)
         _warm_up(clients, make_new)
         cases: list[tuple[_Case, int, Callable[[], str]]] = [
@@ -174,7 +174,7 @@ def prompts(bench: Bench) -> list[Row]:
 def _both(bench: Bench) -> Iterator[tuple[list[Peer], list[_Client]]]:
     """Run the gateway and SMG, each with its own upstream.
 
-    Yield the two servers, and a client that is connected to each of them.
+    Yield the two servers, and a connected client for each of them.
     """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
@@ -200,7 +200,10 @@ def _warm_up(clients: Sequence[_Client], make: Callable[[int], str]) -> None:
 
 
 def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
-    """Measure passages from pages that are in no other prompt. Send each passage only once."""
+    """Measure passages from the second text of `pages`, which no other prompt contains.
+
+    Each passage is sent only once.
+    """
     _, text = pages()
     cases = []
     for tokens, count in _UNSEEN.items():

@@ -2,11 +2,12 @@
 
     python -m bench.receivers tritonclient|direct --triton HOST:PORT --streams N --seed SEED
 
-`tritonclient` is tritonclient.grpc.aio on uvloop: one gRPC stream per request, messages not parsed.
-`direct` reads frames from a socket (see `direct`). The command prints an empty line when it is
-ready. It reads a line with the window's begin and end on the monotonic clock. Then it prints a line
+`tritonclient` is tritonclient.grpc.aio on uvloop, with one gRPC stream per request. `direct` is the
+client of `bench.direct`, which reads HTTP/2 frames from a socket. Neither reads the contents of the
+messages. The command prints an empty line when it is ready. It reads a line from stdin: the
+monotonic times at which the measurement window begins and ends. After the window, it prints a line
 of JSON: the number of messages in the window, and the sorted gaps between two messages of a stream
-in seconds. If there are many gaps, it prints an even sample of them.
+in seconds. If there are 1,000 gaps or more, it prints only every n-th gap.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-/* A relay that only copies: HTTP/1.1 in, Triton's ModelStreamInfer on one connection, events out.
+/* A minimal relay: receives HTTP/1.1, calls Triton's ModelStreamInfer on one connection, sends events.
  *
  *     relay PORT UPSTREAM_PORT
  *
- * What the sockets alone cost, in one thread. It reads `max_tokens` and `seed` wherever they stand in
- * a body and sends the body itself for a prompt; each frame that comes back becomes the same event. So
- * it has no JSON, template, tokenizer, text, limits, errors or logs, stops nothing at the engine but by
- * a reset, trusts its upstream, and ignores the window that this gives.
+ * Measures the cost of the sockets alone, in one thread. It reads `max_tokens` and `seed` anywhere in a
+ * body, and sends the body itself as the prompt. For each returned frame it sends the same event. It has
+ * no JSON, template, tokenizer, text, limits, errors or logs. It cancels a request only by resetting the
+ * stream, trusts its upstream, and ignores the upstream's flow-control window.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -60,7 +60,7 @@ static void number(int kind, uint32_t stream, uint32_t value) {
     value = htonl(value);
     frame(kind, 0, stream, &value, 4);
 }
-/* A protobuf field of bytes. */
+/* Append a protobuf field with bytes. */
 static void field(struct buffer *b, int key, const void *data, size_t size) {
     char tag = key << 3 | 2;
     add(b, &tag, 1);
@@ -135,7 +135,7 @@ static void answer(int kind, int flags, uint32_t stream, const char *data, uint3
     }
     if (!client->dirty++) dirty[dirty_count++] = client;
 }
-static int fill(struct peer *p) { /* 0: all is read that was there; -1: the other end is gone */
+static int fill(struct peer *p) { /* 0: no more data now; -1: the peer has closed */
     static char data[AT_ONCE];
     ssize_t got = read(p->fd, data, sizeof data);
     if (got > 0) add(&p->in, data, got);

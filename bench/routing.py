@@ -2,19 +2,19 @@
 
     python -m bench.routing [--seed N] [--conversations N] [--rounds N]
 
-The command measures the time to the first token, and the fraction of the prompt tokens whose
-keys and values a replica found in its cache.
+The command measures the time to the first token, and the fraction of the prompt tokens whose keys
+and values a replica found in its cache.
 
 A conversation has several turns after one of a few common system prompts. Half of the conversations
-use one of 50 adapters. A turn is sent after a time for reading the previous answer. Four real
-Tritons run the demo model on the CPU executor. Their KV caches reuse blocks as TensorRT-LLM does.
-The caches are too small for all conversations of the trace.
+use one of 50 adapters. Between two turns, the client waits for the time that a user needs to read
+the answer. Four real Tritons run the demo model on the CPU executor. Their KV caches reuse blocks
+as TensorRT-LLM does. The caches are too small for all conversations of the trace.
 
-Policies: `known` is the gateway's own, which estimates the contents of the caches. `affinity`
-ignores caches, and sends prompts with equal beginnings to the same replica. `round robin` ignores
-caches and prompts. Each policy starts with fresh processes and replays the same trace. The order of
-the policies is reversed after each round. The prompts of each run begin with a unique name, so no
-run can use the cache of another run.
+Policies: `known`, the released gateway's policy, estimates the contents of the caches. `affinity`
+sends prompts with equal beginnings to the same replica, without such an estimate. `round robin`
+ignores the prompts, too. Each policy starts with fresh processes and replays the same trace. The
+order of the policies is reversed after each round. The prompts of each run begin with a unique
+name, so no run can use the cache of another run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TracedConversation:
 
 @dataclass
 class CacheUse:
-    """Measurements of one replay.
+    """Measurements of one replay of the trace.
 
     `prompt` is the total number of prompt tokens. `reused` is the number of these tokens that a KV
     cache contained. `first` has the seconds to the first token of each request.

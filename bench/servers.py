@@ -116,10 +116,10 @@ class Bench:
 
     @contextlib.contextmanager
     def upstream(self, *, llmapi: bool = False, seed: int | None = None) -> Iterator[str]:
-        """Run scripted Tritons on one port, one for each upstream core. Yield host:port.
+        """Run a scripted Triton for each upstream core, all on one port. Yield host:port.
 
-        They serve the model tensorrt_llm of the repository inflight_batcher_llm or, if `llmapi` is
-        True, that of the repository llmapi. `seed` replaces the seeds of the requests.
+        The Tritons serve the model of the repository inflight_batcher_llm or, if `llmapi` is True,
+        of the repository llmapi. `seed` replaces the seeds of the requests.
         """
         cores = self.cores
         name = "scripted-llmapi" if llmapi else "scripted"
@@ -148,7 +148,7 @@ class Bench:
 
     @property
     def events(self) -> Path:
-        """File in which scripted upstreams log the events of marked requests (see `upstream`)."""
+        """File in which scripted upstreams log the events of requests (see `bench.upstream`)."""
         return self.folder / "events.jsonl"
 
     @contextlib.contextmanager

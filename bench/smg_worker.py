@@ -2,11 +2,11 @@
 
     python -m bench.smg_worker --port N --model NAME [--events FILE]
 
-The messages are the same as from TensorRT-LLM's own gRPC server (`TrtllmService`): a chunk for each
-token with the count so far, and at the end all ids again. As in the scripted Triton (`upstream`),
-the request selects the number of tokens (`max_tokens`) and the pace, and FILE gets the events. The
-pace is in `top_k`, because SMG does not pass on seeds. The method Abort is the stop request. Needs
-the package smg-grpc-proto.
+The messages are the same as from TensorRT-LLM's own gRPC server (`TrtllmService`). Each token is a
+chunk, which also has the number of tokens so far. The last message repeats all token ids. The
+request selects the number and the pace of the tokens, as in the scripted Triton (`bench.upstream`).
+The pace is in `top_k`, because SMG does not pass on seeds. FILE is the log of the requests' events.
+A call of the method Abort is logged as a stop request. The worker needs the package smg-grpc-proto.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class GenerateAnswer(StreamedAnswer):
         super().__init__(call, request.request_id, request.max_tokens)
         self._tokens = 0
         self._prompt = len(request.tokenized.input_token_ids)
-        # Chunks differ only in their last field, `completion_tokens`. Serialize one chunk for each
-        # encoded size of this field (1 to 4 bytes), and remove the field.
+        # Serialize the beginning of a chunk in advance. Chunks differ only in the last field,
+        # `completion_tokens`, and in the message length at the beginning. The length depends only
+        # on the size of the field (1 to 4 bytes), so four beginnings are enough.
         self._heads = [self._chunk(128**size)[: -size - 1] for size in range(4)]
         self._reserve()
 

@@ -4,9 +4,10 @@
 
 The command starts the local stack (a real Triton, Redis and the gateway). Clients send requests
 without a pause: complete answers, streams, disconnects and invalid requests, with and without
-adapters. Each server is sampled every second; Triton and the processes of its models separately.
-DIR gets `soak.csv` and `soak.svg`. The exit code is 1 if a server ended significantly larger than
-it was after a quarter of the time.
+adapters. Memory and open files of each server are recorded every second. The processes of Triton's
+models count as a server of their own. The command writes `soak.csv` and `soak.svg` into DIR. The
+exit code is 1 if a server was significantly larger in the last quarter of the time than in the
+second.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from ops.local_stack.state import StackState
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
-# Growth that is not reported as a leak: a fraction of the resident memory, because the allocator's
-# usage varies, and a number of open files, because the number of connections varies.
+# Maximum growth that is not reported as a leak: a fraction of the resident memory, and a number of
+# open files. Both vary without a leak, with the allocator's use and the number of connections.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-# Colour of each sampled server. `triton` is tritonserver's own process, whose frontend has the
-# state of the clients' connections. `models` are the processes of its models.
+# Colour of each sampled server. `triton` is the process tritonserver, which has the clients'
+# connections. `models` are its child processes, which run the models.
 _COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=False))
 
 
@@ -145,7 +146,7 @@ async def _client(url: str, number: int, ends: float, outcomes: Counter[str]) ->
 
 
 async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
-    """Send one random request. Return its outcome, such as `answered with 200` or `left`."""
+    """Send one random request. Return its outcome, such as `left` if the client disconnected."""
     if chance.random() < 0.05:
         wrong = await client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         return f"refused with {wrong.status_code}"
@@ -171,8 +172,8 @@ def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> lis
     """Compare a server's memory and open files in the second and the last quarter of the run.
 
     Print the medians of both quarters. Return the names of the figures that grew by more than the
-    tolerance. `requests` is the number of requests in the complete run. About half of them were
-    sent between the middles of the two quarters, which gives the growth per request.
+    tolerance. `requests` is the number of requests in the complete run. The printed growth per
+    request assumes that half of the requests were sent between the two medians.
     """
     mine = [each for each in samples if each.server == server]
     quarter = max(1, len(mine) // 4)

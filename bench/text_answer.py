@@ -1,8 +1,9 @@
 """Answers of the scripted Triton in the format of the llmapi repository's model.
 
-Each message has the complete text so far, so messages become longer during an answer. The first 100
-concurrent answers begin at different positions of their text. A measurement window then has early
-and late messages in equal numbers, even if an answer takes longer than the window.
+Each message has the complete text so far, so messages become longer during an answer. An answer may
+take longer than a measurement window. The window would then contain only short messages from the
+beginnings of answers. Each of the first 100 concurrent answers therefore begins in the middle: its
+first message already has a part of the text. The length of this part varies from answer to answer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bench import frames
 from gateway.triton.request import varint
 
 PIECE = b" aa~"
-"""Text of each token. It is as long as an average English token, and the load client counts `~`."""
+"""Text of each token, as long as an average English token. The load client counts the `~`."""
 
 MET_UNDER_WAY = 100
 _GOLDEN = 0.6180339887
@@ -27,7 +28,7 @@ _MAX_FRAME = 16_384
 
 
 def tokens_before(number: int, tokens: int) -> int:
-    """Return the number of tokens whose text the first message of an answer already repeats.
+    """Return the number of tokens that an answer skips, as if they were already sent.
 
     `number` counts the concurrent answers from 0. `tokens` is the length of the complete answer.
     The result is 0 if `number` is 100 or more.

@@ -2,11 +2,12 @@
 
     python -m bench.transport --triton HOST:PORT [--streams N] [--seconds S] [--rounds N]
 
-The server is any Triton whose `tensorrt_llm` has its own pace, or `python -m bench.upstream`, which
-takes the pace from the request. Each client is a separate process on the last core, which receives
-from N streams and discards the data. Clients alternate. The command prints the median of the
-rounds: microseconds of user and system time of the process per message. The first figure is for
-slow tokens (one every 20 ms per stream), the second for tokens as fast as they are read.
+The server is `python -m bench.upstream`, which sends tokens at the pace that a request selects, or
+a Triton, whose engine determines the pace. Each client is a separate process on the last CPU core.
+It receives N streams and discards the data. All clients are measured once in each round. The
+command prints the client's CPU time per message in microseconds, as the median of the rounds.
+`trickle` is for slow tokens, one every 20 ms per stream. `burst` is for tokens that are sent as
+fast as the client reads them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions
 
 KINDS = ("tritonclient", "grpcio", "http2")
-# Milliseconds between two tokens, which the client sends to the scripted upstream as the seed. 0
-# sends tokens as fast as the client reads.
+# Milliseconds between two tokens; 0 for tokens as fast as the client reads. The client sends this
+# number as the seed of its requests. The scripted upstream takes the pace from the seed.
 PACES = {"trickle": 20, "burst": 0}
 TOKENS = 500_000
 _WARM_UP_S = 1.5

@@ -2,11 +2,11 @@
 
     python -m bench.triton_memory [--requests 20000] [--only KIND ...] [--grpcio]
 
-The gateway's client sends requests to the synthetic engine, 16 at a time: requests for one token,
-for 50 tokens, and requests that it cancels after the first token. Triton (2.51) never frees some
-KiB of each stream that is reset before its trailers. The exit code is 1 if the requests of one kind
-left 2 MiB or more, which is 0.1 KiB for each of 20,000 requests. With only a few hundred requests,
-the exit code means nothing.
+The gateway's client sends requests to the synthetic engine, 16 at a time. There are requests for
+one token, for 50 tokens, and requests that the client cancels after the first token. Triton 2.51
+leaks some KiB for each HTTP/2 stream that is reset before the response's trailers. The exit code is
+1 if the memory grew by 2 MiB or more during the requests of one kind, which is 0.1 KiB for each of
+20,000 requests. With only a few hundred requests, the exit code means nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ops.local_stack.ports import PortClaims
 TOKENS_PER_SECOND = 20_000
 AT_ONCE = 16
 MAX_GROWTH_BYTES = 2 << 20
-"""Growth in bytes after all requests of a kind that may be due to the allocator, not to a leak."""
+"""Maximum growth in bytes, during all requests of a kind, that does not count as a leak."""
 _WARM_UP = 1000
 _REQUEST_TIMEOUT_S = 60.0
 
@@ -67,8 +67,8 @@ async def measure_growth_bytes(
     """Return the growth of `triton`'s anonymous memory in bytes during `requests` requests.
 
     Before the measurement, up to 1,000 requests warm up the allocator, whose memory grows at first.
-    With several rounds of `requests` requests, the result is the smallest growth of a round: a leak
-    grows in every round, but the allocator's memory does not.
+    If `rounds` is above 1, `requests` requests are sent in each round, and the result is the growth
+    in the round with the least growth. A leak causes growth in every round, the allocator does not.
     """
     engine = Engine(
         triton.grpc,

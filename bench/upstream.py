@@ -4,17 +4,17 @@
 
 The server answers ServerReady, ModelReady, ModelConfig (from the rendered config.pbtxt of
 `tensorrt_llm` in DIR) and ModelStreamInfer. The messages are, byte for byte, those that Triton 2.51
-sends for the synthetic engine: `request_output_len` messages with one token each, always the token
-TOKEN, at the pace of `random_seed` (see `pace`). A message is serialized once per request. A token
-then costs this process about a microsecond, while a gRPC library needs tens. If the config.pbtxt is
-that of the llmapi repository, each message has the text so far (see `text_answer`) and is built
-anew.
+sends for the synthetic engine. A response has `request_output_len` messages with one token each,
+always TOKEN. The parameter `random_seed` selects the pace (see `bench.pace`). All tokens of a
+request share one serialized message. A token therefore takes about a microsecond of CPU time; a
+gRPC library would take tens of microseconds. With the config.pbtxt of the llmapi repository, each
+message has the text so far (see `bench.text_answer`), and is serialized separately.
 
 A request is marked if its `request_output_len` is at least MARKED. For each marked request, FILE
 gets lines of JSON: {"key": request_output_len, "event": "arrival" | "reset" | "stop", "at":
 monotonic seconds}. The events are the request's arrival, the reset of its stream, and its stop
-request. A stop request ends other requests, as in an engine. Marked requests continue, so both
-events can be observed.
+request. A stop request does not end a marked request, so that a reset of the same stream can still
+be observed. It ends all other requests, as in an engine.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Upstream(ScriptedService):
         tokens = struct.unpack("<i", values[_MAX_TOKENS if prefix else "request_output_len"])[0]
         raw = values.get("sampling_param_seed" if prefix else "random_seed", bytes(8))
         if prefix:
-            # Number the concurrent answers. Restart at 0 when no other answer is running, because a
-            # new measurement then begins.
+            # Number the answers of a measurement from 0. If no other answer is running, this answer
+            # is the first of a new measurement.
             number = self._answers if self.running else 0
             self._answers = number + 1
             answer: StreamedAnswer = TextAnswer(
@@ -141,7 +141,7 @@ class TextAnswer(StreamedAnswer):
     def message(self) -> list[bytes]:
         self._tokens += 1
         sent = self._texts.frames(self._tokens, final=not self.left)
-        # Use the size of this message as an estimate of the next one's, which has one token more.
+        # Use the size of this message as an estimate: the next message is only one token longer.
         self.size = sum(map(len, sent))
         return sent
 

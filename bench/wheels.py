@@ -16,9 +16,9 @@ _INSTALL_WITHIN_S = 300
 def importable(bench: Bench, name: str, requirements: Sequence[str], modules: Sequence[str]) -> str:
     """Return a PYTHONPATH with which `modules` can be imported.
 
-    If they cannot be imported yet, install `requirements` without their dependencies into the
-    folder build/bench/`name`. Without network access, you can put the packages there yourself.
-    Raises Unmeasured if the packages are unavailable.
+    If a module cannot be imported yet, `requirements` are installed without their dependencies into
+    the folder build/bench/`name`. Without network access, put the packages there yourself. Raises
+    Unmeasured if the packages are unavailable.
     """
     folder = ROOT / "build" / "bench" / name
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH"), str(folder)]))

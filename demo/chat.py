@@ -1,7 +1,7 @@
 """Training examples of the demo model, and their conversion to text and token ids.
 
-An example is a chat or a raw completion. Each token is marked with whether it belongs to an answer,
-because only answers contribute to the training loss.
+An example is a chat or a raw completion. Each token gets a flag, which is True if the token belongs
+to an answer, because only answers contribute to the training loss.
 """
 
 import json

@@ -41,17 +41,17 @@ def _fill(rng: random.Random, form: str) -> str:
 def _ask_language(rng: random.Random, language: str) -> str:
     """Return a random language for a question. ``language`` is the language of the answer.
 
-    70 % of the questions of the base model, whose answers are English, are English. Only 45 % of an
-    adapter's questions are English.
+    The base model answers in English, and 70 % of its questions are English. An adapter answers in
+    another language, and 45 % of its questions are English.
     """
     weights = (0.7, 0.15, 0.15) if language == "en" else (0.45, 0.275, 0.275)
     return rng.choices(LANGUAGES, weights)[0]
 
 
 def _loosely(rng: random.Random, text: str) -> str:
-    """Return the text with a random change, as people may type it, or unchanged.
+    """Return the text unchanged, or with random changes such as people make when they type.
 
-    For example, it may be in lower case, or lose its question mark or its article.
+    For example, the text may become lower case, or lose its question mark or its article.
     """
     if rng.random() < 0.12:
         text = text.lower()
@@ -188,7 +188,9 @@ def count_text(a: int, b: int) -> str:
 
 
 def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
-    """Return the first and the last number of a range to count that fits in the model's context.
+    """Return the first and the last number for a counting exercise.
+
+    The numbers of the range fit in the model's context.
 
     If ``training`` is False, return a range that is held out of training. Ranges from 1 to one of
     ``USUAL_TARGETS`` are never held out.
@@ -239,9 +241,9 @@ def sum_pair(rng: random.Random, *, training: bool) -> tuple[int, int]:
 
 
 def sum_exchange(rng: random.Random, a: int, b: int, language: str, asked: str) -> list[Message]:
-    """Return a question and an answer about a + b or, in three of ten cases, a difference.
+    """Return a question about a sum or a difference of two numbers, and the answer.
 
-    The result of a subtraction is never negative.
+    Seven in ten questions are about a + b. The result of a subtraction is never negative.
     """
     plus = rng.random() < 0.7
     if not plus:
@@ -360,7 +362,8 @@ def tool_chat(rng: random.Random, language: str) -> ChatExample:
     needed = tools.use(rng, kind)
     others = rng.choice((0, 0, 1, 2, 3))
     schemas = offer_tools(rng, needed, kind, others)
-    # Do not ask for a sum without a tool call if one of the offered tools adds numbers.
+    # Leave out sums if one of the offered tools adds numbers: the answer would be a tool call, but
+    # the answers of `small_sum` are text.
     adds = any(schema["function"]["name"] in tools.KINDS[-1].names for schema in schemas)
     plain: list[Skill] = [capital, repeat, talk, count, capital if adds else small_sum]
     messages = [system_prompt(rng)] if rng.random() < 0.3 else []

@@ -2,8 +2,8 @@
 
 ``python -m demo.evaluate`` reads the float16 weights and computes in float32. An answer is right if
 the model's most likely token is the expected token at every position, including the end token.
-Greedy decoding then returns exactly this answer. The second figure is the probability of the
-complete answer, which is its frequency when sampling at temperature 1.
+Greedy decoding then returns exactly this answer. The table's last column is the mean probability of
+a right answer when sampling at temperature 1.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def score(
 def measure(
     model: nn.Module, tokenizer: Tokenizer, cases: list[Case], device: str, *, failures: int
 ) -> list[tuple[str, int, float, float]]:
-    """Evaluate the model on all cases, and print up to ``failures`` wrong cases of each skill.
+    """Evaluate the model on all cases, and print up to ``failures`` wrong answers of each skill.
 
     Return a tuple per skill: its name, the number of cases, and the fraction of right answers with
     greedy decoding and when sampling at temperature 1.

@@ -89,7 +89,7 @@ def _products(language: str) -> Iterator[Case]:
 
 
 def _with_context(rng: random.Random, case: ChatExample) -> ChatExample:
-    """Insert a system prompt and a question about a capital with its answer before the chat."""
+    """Insert a system prompt, a question about a capital, and its answer before the chat."""
     before = [corpus.system_prompt(rng), *corpus.capital(rng, "en")]
     return replace(case, messages=before + case.messages)
 

@@ -31,7 +31,8 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Optimizer that orthogonalizes the momentum of each matrix before it updates the matrix.
 
-    The updates are scaled to about the size of Adam's updates, so both can use the same rate.
+    The updates are scaled to about the size of Adam's updates, so that a learning rate for Adam
+    also suits this optimizer.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 """Phrasings of questions and answers, by language.
 
 ``{c}`` is a country, ``{k}`` a capital, ``{a}`` and ``{b}`` are numbers, and ``{t}`` is a text. The
-``HELD_OUT`` phrasings are never trained on, only measured.
+``HELD_OUT`` phrasings are used only for the evaluation, not for training.
 """
 
 CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ HELD_OUT_CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
     "zh": ("请告诉我{c}的首都是哪里。", "我想知道{c}的首都叫什么。"),
     "ja": ("{c}の首都はどこか教えてください。", "{c}の首都がどこか知りたいです。"),
 }  # fmt: skip
-# Questions about the capitals of two countries. Below, follow-up questions about another country.
+# Questions about the capitals of two countries, ``{c}`` and ``{d}``.
 PAIR_QUESTIONS = {
     "en": ("What is the capital of {c} and {d}?", "What are the capitals of {c} and {d}?",
            "Tell me the capitals of {c} and {d}.", "Name the capitals of {c} and {d}."),

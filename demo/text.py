@@ -126,7 +126,7 @@ def emoji_text(rng: random.Random) -> str:
 
 
 def wild_text(rng: random.Random) -> str:
-    """Return groups of ASCII letters, digits and symbols, or random characters of ``BLOCKS``."""
+    """Return groups of random ASCII characters, or random characters from ``BLOCKS``."""
     if rng.random() < 0.2:
         atoms = string.ascii_letters + string.digits + SYMBOLS * 2
         return " ".join(

@@ -39,8 +39,8 @@ def train(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     # Leave emoji out of the training, so that an emoji becomes four tokens of one byte each. The
-    # demo then shows that the gateway streams characters correctly that arrive in parts. Rare
-    # Chinese and Japanese characters are split even if they are in the training texts.
+    # demo then shows that the gateway correctly streams a character whose bytes arrive separately.
+    # Rare Chinese and Japanese characters become several tokens even if they are trained on.
     tokenizer.train_from_iterator((re.sub(r"[^\0-\uffff]", "", text) for text in texts), trainer)
     # Do not mark the tags as special tokens, as in Qwen2.5. Decoders omit special tokens, and the
     # tags of a tool call must appear in the decoded text.

@@ -40,8 +40,8 @@ def _person(rng: random.Random) -> str:
     return pick(rng, "people") if rng.random() < 0.8 else made_up_word(rng).capitalize()
 
 
-# Generator of random values for each type of parameter. A call has an integer as a JSON number, and
-# any other value as a string.
+# Generator of random values for each type of parameter. In a tool call, an integer is a JSON
+# number, and any other value is a string.
 VALUES: dict[str, Callable[[random.Random], str | int]] = {
     "city": _city,
     "country": lambda rng: rng.choice(countries()).names["en"][0].removeprefix("the "),
@@ -242,7 +242,7 @@ def _any_word(rng: random.Random) -> str:
 def _invented_kind(rng: random.Random) -> ToolKind:
     """Return a random tool, whose name is made of a verb and nouns.
 
-    Its question need not contain all of these words, as in real requests.
+    As in real requests, the user's question may have another verb, or not all of the nouns.
     """
     verb = made_up_word(rng) if rng.random() < 0.1 else pick(rng, "commands")
     said_verb = verb if rng.random() < 0.75 else pick(rng, "commands")

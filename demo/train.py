@@ -32,8 +32,8 @@ from demo.chat import encode, segments
 from demo.muon import Muon
 
 CONTEXT = 2048
-# Maximum lengths in tokens of the classes into which the examples are divided by length. Each
-# training step has a batch of each class, whose examples are padded to the class's maximum length.
+# Lengths in tokens to which training examples are padded. An example is padded to the smallest of
+# these lengths in which it fits. Each training step has a batch for each length.
 LENGTH_CLASSES = {
     "cuda": (64, 128, 256, 640, 1152, CONTEXT),
     "cpu": (32, 48, 64, 96, 128, 192, 256, 384, 640, CONTEXT),
@@ -85,7 +85,7 @@ class Pool:
     ``ids`` (int16) and ``weights`` (float32) have one entry per token. A weight is the factor of
     the token's loss, and is 0 outside of answers. ``starts`` and ``lengths`` (int64) have the
     position and the number of tokens of each example. The n answer tokens of an example have the
-    total weight n ** 0.5. With equal weights, long counts would dominate the loss.
+    total weight n ** 0.5. If all tokens had equal weights, long answers would dominate the loss.
     """
 
     ids: Tensor
@@ -106,8 +106,8 @@ class Pool:
     def batches(self, examples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """Yield the data of training steps without end, each with about ``examples`` examples.
 
-        A step is a list of batches (ids, weights), one for each of ``LENGTH_CLASSES``. A batch is
-        one token longer than the class, because inputs and targets are shifted by one token.
+        A step is a list of batches (ids, weights), one for each length in ``LENGTH_CLASSES``. The
+        rows have one token more than this length, because a target is the token after its input.
         """
         device = self.ids.device
         rng = torch.Generator(device=device).manual_seed(1)

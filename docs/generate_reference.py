@@ -172,10 +172,10 @@ def _format_parser(parser: argparse.ArgumentParser, text: str, heading: str) -> 
 
 
 def _find_alternatives(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the options by which each option of a required mutually exclusive group is replaced.
+    """Return the alternatives to each option of a required mutually exclusive group.
 
-    A key is the `dest` of an option. The value is Markdown with the names of the other options in
-    the group.
+    A key is the option's `dest`. The value is Markdown with the names of the other options in the
+    group.
     """
     return {
         action.dest: " or ".join(

@@ -1,12 +1,12 @@
 """Run the commands in the guides, and write their output into the guides: ``python -m docs.rerun``.
 
-Each guide is a separate session in an empty folder, from top to bottom. Only these blocks of the
+Each guide is a separate session in a new folder, from top to bottom. Only these blocks of the
 Markdown are used:
 
 - A ``console`` block has commands after ``$``, each with its output. A command continues on the
   next line if a line ends with a backslash or a quote is open. Exported variables persist. A
-  command that prints ``ready: URL`` is a server, which runs until the session ends. Background
-  processes of a command also run until then. An exit code other than 0 is shown as the last line.
+  command that prints ``ready: URL`` is a server. Servers and background processes run until the
+  session ends. If the exit code of a command is not 0, the last line of its output shows the code.
 - A block after ``<!-- file: NAME -->`` is written to that file.
 - ``<!-- rerun: figures -->`` before a console block: its numbers are measured, so they differ in
   each run.
@@ -14,13 +14,13 @@ Markdown are used:
   measured.
 - ``<!-- rerun: engine -->``: the block needs a Docker engine. Only `make test-containers` runs it.
 
-``--check`` compares instead of writing. Values that differ in each run (ids, times, keys) are
-ignored, and a text that differs only in them is not rewritten. Measured numbers are rewritten. A
-guide that differs is run a second time, because some outputs (such as an answer cut off by a
-deadline) are only right if the machine is not too busy.
+Values that differ in each run (ids, times, keys) are not compared. An output that differs only in
+such values is not rewritten. ``--check`` compares the guides with the new outputs, and writes
+nothing. It ignores measured numbers. If a guide differs, its commands run a second time, because
+some outputs (such as an answer cut off by a deadline) are wrong on a busy machine.
 
-If the system allows it, the commands have their own network and process namespaces. Ports are then
-free, and no processes remain. Otherwise the ports in the guides must be free.
+If the system allows it, the commands run in new network and process namespaces. All ports are free
+there, and no process survives. Otherwise the ports in the guides must be free.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ GUIDES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if "```console\n" in path.read_text(encoding="utf-8")
 ]
-# Path that the guides show instead of the session's temporary folder and of the source tree. The
-# session's folder has links to folders of the source tree.
+# Path that the guides show instead of two real paths: the temporary folder of the session, and the
+# source tree. The temporary folder has links to the folders `LINKED` of the source tree.
 SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
@@ -194,7 +194,7 @@ class Session:
         """Run a command, and return its stdout and stderr, and its exit code if this is not 0.
 
         If the command prints a line ``ready: URL``, return at once, and leave the command running.
-        Raises TimeoutError if the command does neither within `TIMEOUT_S` seconds.
+        Raises TimeoutError if `TIMEOUT_S` seconds pass without this line or the command's end.
         """
         script = f". {self._exports}\n{command}\ncode=$?; export -p > {self._exports}; exit $code"
         log = self._private / f"{len(self._processes)}.log"
@@ -314,7 +314,8 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
     Raises:
         ValueError: a block is invalid.
         TimeoutError: a command does not end.
-        RuntimeError: a command that was a server does not become ready.
+        RuntimeError: a command that is a server, according to its old output, does not become
+            ready.
     """
     left_alone = {"engine"} if slow else {"engine", "slow"}
     with Session() as session:
@@ -344,8 +345,8 @@ def _rerun_in(session: Session, guide: str, left_alone: set[str], keep_figures: 
 def _rerun_twice(guide: str, slow: bool, keep_figures: bool) -> str:
     """Call `rerun`, and return its result.
 
-    If `keep_figures` is True and the result differs from the guide, call `rerun` a second time,
-    because the machine may have been too busy.
+    If `keep_figures` is True and the result differs from the guide, call `rerun` a second time. The
+    first result may be wrong because the machine was busy.
     """
     if keep_figures:
         try:
@@ -386,9 +387,9 @@ def _rerun_block(
 def enter_own_namespaces() -> bool:
     """Replace this process with a copy of this program in new network and process namespaces.
 
-    In the copy, mount a private /dev/shm, enable the loopback interface and return True. Triton's
-    regions of shared memory then cannot collide with those of another Triton, and none remain.
-    Return False if the system does not allow namespaces.
+    In the copy, mount a private /dev/shm, enable the loopback interface and return True. With the
+    private /dev/shm, Triton cannot use the shared memory files of another Triton, and leaves none
+    behind. Return False if the system does not allow namespaces.
     """
     unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "--net"]
     unshare += ["--pid", "--fork", "--kill-child", "--mount-proc"]

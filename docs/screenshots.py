@@ -25,8 +25,8 @@ IMAGES = Path(__file__).parent / "images"
 DESKTOP, PHONE = (1280, 800), (375, 720)
 _READY = re.compile(r"^ready: (\S+)$")
 
-# A prompt of a form that the demo model has not seen in training, so the tokens of its answer have
-# low probabilities, which the screenshot shows.
+# A prompt for the screenshot of tokens with a low probability. Its form is not in the demo model's
+# training examples, so the model is uncertain about the answer.
 _DOUBTED = "Repeat: **Hello** `code` 你好\n- one\n- two"
 
 _FONTS = """<?xml version="1.0"?>

@@ -72,7 +72,10 @@ ROUTES: Sequence[APIRoute] = [
 ]
 
 _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
-"""Modules whose POST endpoints process prompts. Their requests queue while the loop is busy."""
+"""Modules whose POST endpoints process prompts.
+
+While the event loop is busy, requests to these endpoints queue.
+"""
 
 
 @cache
@@ -116,7 +119,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     )
     api.state.read_limiter = TenantReadLimiter()
     api.state.pending_items = PendingItems()
-    # Set initial values of the next three attributes. The server replaces these when it starts.
+    # The server replaces the next three attributes when it starts.
     api.state.admin_port = None
     api.state.connections = Connections(settings.max_connections)
     api.state.starts = StartQueue()
@@ -145,8 +148,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     its exit stacks for files and dependencies, and its wrappers of `send`. The generation endpoints
     are registered in FastAPI, too, for methods other than POST and for the OpenAPI document.
     """
-    # Label each endpoint with its first path. An endpoint may have further paths, for clients of
-    # other servers.
+    # Label each endpoint with its first path. An endpoint may have further paths, because clients
+    # of other inference servers use them.
     labels: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
     labels[_refuse_connection] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
@@ -166,8 +169,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             )
         return RequestLog(app, labels, generates=generates)
 
-    # Add the middleware inside of FastAPI's handler for unexpected exceptions, because responses of
-    # that handler do not have the API's error format.
+    # Add the middleware inside of FastAPI's handler for unexpected exceptions. The middleware then
+    # handles these exceptions first, and responds in the API's error format.
     api.add_middleware(wrap)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {
@@ -189,8 +192,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             if chosen is api and queries.has_too_many(scope):
                 chosen = too_many_parameters
         if OVER_CONNECTION_LIMIT in scope.get("extensions", ()):
-            # Also treat a request without a port as a request for admins: another worker has
-            # forwarded it for an admin.
+            # Admit requests of admins in spite of the limit. A request without a port comes from
+            # another worker, which has forwarded it for an admin.
             for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:
                 chosen = refuse_connection

@@ -21,12 +21,12 @@ _THOROUGH_EVERY_POLLS = 10  # number of polls per check of the adapters, which t
 
 
 class _Condition(NamedTuple):
-    """A possible problem, with a text for each item (such as a replica) that has it.
+    """Result of one check: descriptions of the items, such as replicas, that have a problem.
 
     Attributes:
-        kind: the name of the condition in this code.
-        level: a level of `logging`.
-        texts: the text to report, by item; empty if there is no problem.
+        kind: the name of the checked problem in this code.
+        level: the level of the problem, a level of `logging`.
+        texts: the text to report for each item that has the problem; empty if no item has it.
         logs: True if the problem is logged when it is reported; False if other code logs it.
     """
 

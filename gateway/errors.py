@@ -59,7 +59,7 @@ class PreviousResponseNotFound(NotFound):
 
 
 class ModelNotAllowed(InvalidRequest):
-    """The model belongs to no other tenant, but this tenant is not allowed to use it."""
+    """The model is for all tenants, but this tenant's configuration does not allow it."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -125,7 +125,7 @@ OverloadCause = Literal["queue_full", "queue_timeout", "expected_wait", "too_lat
 - queue_full: the queue had its maximum length.
 - queue_timeout: the request was queued for the maximum time.
 - expected_wait: the predicted wait for the first token was too long.
-- too_late: while the request was queued, its first token became too late.
+- too_late: the request was queued for so long that its first token would have come too late.
 - core_busy: the gateway's own CPU core was busy.
 """
 
@@ -136,8 +136,8 @@ class Quota(NamedTuple):
     Attributes:
         limit: the maximum amount.
         used: the amount that the tenant has used.
-        reset_ms: milliseconds until nothing is used, if no further requests come.
-        held: for a budget: the amount that running requests have reserved, in addition to `used`.
+        reset_ms: milliseconds until `used` is 0 again, if the tenant sends no further requests.
+        held: the part of a budget that running requests have reserved, in addition to `used`.
     """
 
     limit: int
@@ -234,7 +234,7 @@ class EngineUnreachable(EngineUnavailable):
 
 
 class EngineSilent(TimeoutError):
-    """A request's deadline passed, and the engine had not sent data for any request for long."""
+    """A request's deadline passed, and the engine had sent no data at all for a long time."""
 
 
 class NotTakenInTime(TimeoutError):
@@ -251,9 +251,9 @@ class AnswerLost(GatewayError):
 class Overloaded(GatewayError):
     """No slot is free for the request, in the gateway or in the engine.
 
-    `wait_s` is the expected wait in seconds: an estimate, or the time that queued requests have
-    already waited; 0 if unknown. `cause` is the reason if a queue of the gateway refused the
-    request.
+    `wait_s` is the expected wait for a slot in seconds; 0 if unknown. If the wait cannot be
+    predicted, `wait_s` is the time that other requests have already waited. `cause` is the reason
+    if a queue of the gateway refused the request; None for other refusals.
     """
 
     def __init__(

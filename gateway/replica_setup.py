@@ -16,9 +16,9 @@ from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.transport import ConnectionOptions
 
-# Number of concurrent requests on a replica whose maximum batch size is unknown. Most chat engines
-# run more requests at once, so hardly any requests queue inside the engine. An engine that runs
-# fewer requests at once loses no throughput.
+# Number of requests that the gateway sends concurrently to a replica whose maximum batch size is
+# unknown. Most chat engines run more requests at once, so that none of the requests queue inside
+# the engine. An engine that runs fewer requests at once queues the others, but stays fully used.
 _DEFAULT_IN_FLIGHT = 64
 
 
@@ -68,10 +68,10 @@ def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities
 def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     """Return the maximum number of requests in flight on a replica; None for no limit.
 
-    The maximum is 5/4 of the number of requests that the engine runs at once, so the engine can
-    start another request as soon as a request ends. An llmapi model does not report that number, so
-    a default is used. Without a limit, the requests of one tenant could fill the engine's own
-    queue, and the requests of other tenants would have to wait.
+    If no maximum is configured, use 5/4 of the number of requests that the engine runs at once.
+    The engine can then start another request as soon as a request ends. For an llmapi model, use a
+    default, because the model does not report how many requests it runs. Without a limit, one
+    tenant could fill the engine's own queue, and delay the requests of other tenants.
     """
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight

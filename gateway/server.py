@@ -21,8 +21,8 @@ from gateway.service import Service
 from gateway.service_setup import check_configuration, load_tracer_class
 from lora_store import connect
 
-# Number of new objects after which the garbage collector runs. About a hundred requests create this
-# number. With Python's default, the collector would run every few requests.
+# Number of new objects after which the garbage collector runs. About a hundred requests create so
+# many objects. With Python's default, the collector would run every few requests.
 _GC_THRESHOLD_OBJECTS = 10_000
 
 

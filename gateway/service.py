@@ -107,7 +107,9 @@ class Service:
 
     @property
     def warning(self) -> str | None:
-        """Warnings about the models of ready replicas and about guessed settings; None if none.
+        """Warnings about the models of ready replicas and about guessed settings, as one text.
+
+        None if there are no warnings.
 
         Raise EngineUnavailable if no replica is ready.
         """
@@ -126,10 +128,10 @@ class Service:
         return find_shortfalls(self.adapters.disks.placement, self.list_disks())
 
     def get_placement(self, weights: str) -> dict[str, str]:
-        """Return where an adapter's weights are: their state on each replica's disk, by endpoint.
+        """Return the state of an adapter version on each replica's disk, by the replica's endpoint.
 
-        Only replicas that read adapters from their disks are included. `weights` is the name of the
-        weights.
+        Only replicas that read adapters from their disks are included. `weights` is the digest of
+        the version's weights. `Placement.state` defines the states.
         """
         return {
             endpoint: self.adapters.disks.placement.state(weights, endpoint)
@@ -138,9 +140,9 @@ class Service:
         }
 
     def list_disks(self) -> dict[str, bool]:
-        """Return a value for each replica's endpoint.
+        """Return which replicas read adapters from their disks: True or False, by endpoint.
 
-        The value is True if the replica is ready and reads adapters from its disk.
+        The value is False while a replica is not ready.
         """
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
@@ -188,7 +190,10 @@ class Service:
             self.failed.set()
 
     async def _reconcile_replicas(self) -> None:
-        """Apply configuration changes to the replicas and grant free slots, until cancelled."""
+        """Apply configuration changes to the replicas. Run until cancelled.
+
+        Also give slots to queued requests when slots have become free.
+        """
         while True:
             try:
                 targets = list_targets(self.settings, self.configuration.current)

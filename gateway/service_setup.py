@@ -58,20 +58,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Maximum wait at shutdown for the accounting of cancelled requests.
+# Maximum seconds that the shutdown waits until the usage of cancelled requests is recorded.
 _CLOSE_TIMEOUT_S = 2.0
-# Each byte budget has space for this number of items of maximum size, such as request bodies.
+# Size of a byte budget as a multiple of the largest item in it, such as the largest request body.
 _BUDGET_BODIES = 4
-# Size of four large responses, each with 2048 vectors of 1536 numbers as JSON.
+# Byte budget for large embedding responses: four responses of 64 MiB. A response with 2048 vectors
+# of 1536 numbers has about this size as JSON.
 _VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
 # Fraction of the upload budget that one tenant may use.
 _TENANT_UPLOAD_SHARE = 0.5
 # Maximum number of requests of one tenant that wait for bytes of a budget. Each of them occupies a
-# connection, and the maximum number of connections applies to all tenants together.
+# connection. With more waiting requests, one tenant could occupy the connections of all tenants.
 _MAX_WAITING_BODIES_PER_TENANT = 32
-# Pause of the logits thread after each job, as a multiple of the job's time. Receiving logits costs
-# the event loop as much CPU as the job. With the pause, the loop and the thread use a third of a
-# core each, and a third of the core remains for all other requests.
+# Pause of the logits thread after each job, as a multiple of the job's duration. For each job, the
+# event loop needs about as much CPU time as the thread, to receive the logits. With this pause,
+# each of them uses a third of a core, and a third remains for all other requests.
 _LOGITS_REST_RATIO = 2.0
 
 
@@ -96,10 +97,10 @@ def _beside_deliveries(starts: StartQueue) -> StartQueue:
     """Connect a start queue with the delivery queue of the event loop. Return the start queue.
 
     The start queue has the requests that wait to start; the delivery queue has the tokens to send.
-    Each queue then considers whether the other queue is overloaded.
+    While one queue is overloaded, the other queue does less work.
     """
     deliveries = delivery_queue()
-    # Prefer the tokens of running requests to new requests, so that new requests do not delay them.
+    # While the tokens of running requests are sent late, start fewer new requests.
     starts.yield_to(lambda: deliveries.is_late)
     deliveries.gather_while(lambda: starts.is_refusing)
     return starts
@@ -292,8 +293,8 @@ async def _open_accounting(
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.callback(log.close)
-        # Ignore these errors: only the main thread can handle signals. In other threads, polling
-        # detects changes of the files.
+        # Outside the main thread, `add_signal_handler` raises one of these errors. Ignore the
+        # error: without the signal, polling detects changes of the files.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
@@ -401,9 +402,9 @@ def _log_warnings(settings: Settings, configuration: ConfigurationFile) -> None:
 def _make_byte_budget(
     nbytes: int, settings: Settings, configuration: ConfigurationFile
 ) -> FairBudget:
-    """Return a budget of `nbytes` bytes, which must be the size of four items of maximum size.
+    """Return a budget of `nbytes` bytes, which must be four times the size of the largest item.
 
-    If the configuration has tenants, one tenant may use a quarter of the budget: one such item.
+    If the configuration has tenants, one tenant may use a quarter of the budget.
     """
     return FairBudget(
         lambda: nbytes,

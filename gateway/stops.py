@@ -1,8 +1,8 @@
 """Early stops of generations, and the time until the engine has stopped.
 
 A cancellation is sent to the engine at once, but the engine stops only after its current step. The
-end of the gRPC stream is the only sign that the engine has stopped. The time until then is
-measured, because the engine continues to compute for the stopped request.
+end of the gRPC stream is the only sign that the engine has stopped. The gateway measures the time
+until this sign, in which the engine still computes for the cancelled request.
 
 See decision 007 in docs/decisions.
 """
@@ -37,7 +37,7 @@ class EarlyStop:
         self.reason = reason
         self.began = time.perf_counter() if began is None else began
         self.seconds: float | None = None
-        """Seconds until the engine had stopped; None until then, or if this was not observed."""
+        """Seconds from `began` until the engine had stopped; None before, or if not observed."""
         self.is_over = False
         self._listeners: list[Callable[[EarlyStop], None]] = []
 
@@ -51,8 +51,8 @@ class EarlyStop:
     def end(self, freed: bool) -> None:
         """Mark the stop as over.
 
-        `freed` is True if the engine ended the stream, and False if the stream was reset or lost
-        before that.
+        `freed` is True if the engine ended the gRPC stream, which shows that it has stopped. It is
+        False if the end was not observed, for example because the connection was lost.
         """
         if self.is_over:
             return
@@ -67,7 +67,8 @@ class EarlyStop:
 class Stops:
     """The early stops of one request: one for each stopped choice on each replica.
 
-    `on_all_ended` is called each time that no stop is open any longer.
+    `on_all_ended` is called when all stops so far are over. It is called again if further stops
+    begin and end later.
     """
 
     __slots__ = ("_on_all_ended", "open", "reason", "seconds", "unseen")
@@ -76,7 +77,7 @@ class Stops:
         self._on_all_ended = on_all_ended
         self.open = 0
         self.reason: StopReason = "disconnect"
-        """The reason of the last stop."""
+        """Reason of the stop that began last."""
         self.seconds: float | None = None
         """Duration of the slowest stop in seconds; None before the first engine has stopped."""
         self.unseen = 0
@@ -101,7 +102,8 @@ class Stops:
     def facts(self) -> dict[str, object]:
         """Return fields for log lines and the console.
 
-        `stop_ms` is omitted if it was not observed that all engines have stopped.
+        The field `stop_ms` is the duration of the slowest stop in milliseconds. It is omitted if
+        the end of a gRPC stream was not observed.
         """
         facts: dict[str, object] = {"stop": self.reason}
         if self.seconds is not None and not self.unseen:

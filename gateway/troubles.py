@@ -73,7 +73,7 @@ class Troubles:
         logs: bool = True,
         exc_info: bool = False,
     ) -> None:
-        """Add or update a problem without items. A new problem or a changed text is logged.
+        """Add or update a problem that has no list of items. Log a new problem or a changed text.
 
         Args:
             kind: Name of the problem, a constant of the code, never external input.
@@ -96,7 +96,7 @@ class Troubles:
     def hold_each(
         self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
     ) -> None:
-        """Replace all problems of one kind: one problem for each item in `texts`.
+        """Replace all problems of this kind by one problem for each item in `texts`.
 
         `texts` maps each item to a description of its problem.
         """
@@ -124,7 +124,7 @@ class Troubles:
                 log.info("over: %s", before[item].text)
 
     def clear(self, kind: str, *, logs: bool = True) -> None:
-        """Remove a problem with all its items. The end of the problem is logged if `logs`."""
+        """Remove a problem with all its items. Log the end of the problem if `logs` is True."""
         self._last_texts.pop(kind, None)
         for trouble in self._current.pop(kind, {}).values():
             if logs:

@@ -1,4 +1,4 @@
-"""Guided decoding. A guide is the JSON schema, regular expression or grammar a response must match.
+"""Guided decoding. A guide is a JSON schema, regex or grammar that the model's output must match.
 
 `grammar` converts a guide to a grammar for llguidance, in the dialect of the engine's guided
 decoding backend. `limits` refuses guides that are too large for an engine. `worker` is a process

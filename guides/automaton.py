@@ -1,11 +1,11 @@
 """Estimate of the CPU time that xgrammar takes to compile a regular expression or grammar.
 
 A position is one occurrence of a character or character class in the expression or grammar. At each
-position, xgrammar matches the tokens of the model's vocabulary. The time at a position depends on
-two numbers:
+position, xgrammar tries all tokens of the model's vocabulary. The time for one position increases
+with two numbers:
 
-- the number of tokens whose first character is allowed at the position,
-- the number of positions that are possible after each further character of a token. Optional
+- the number of tokens whose first character the position allows,
+- the number of positions at which xgrammar must try the next character of a token. Optional
   characters, as in ``[a-z]?[a-z]?``, increase this number.
 
 See decision 018 in docs/decisions.
@@ -51,8 +51,8 @@ _KINDS = (
 
 The cost is that of matching all tokens whose first character is in the class.
 """
-# Minimum fraction of a class's cost in `_KINDS` that is counted for a position, even if the
-# position allows only a few characters of the class.
+# If a position allows only some characters of a class in `_KINDS`, only this fraction of the cost
+# is counted, but at least `_MIN_SHARE`.
 _MIN_SHARE = 0.1
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _SHORTHANDS |= {name.upper(): _EVERY & ~bits for name, bits in list(_SHORTHANDS.items())}
@@ -61,9 +61,9 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
 )
 
-# Number of a token's characters that `_Walk` simulates. `_STEPS` is for releases of xgrammar that
-# merge equal states of the automaton, and `_STEPS_UNMERGED` for other releases (`Costs.merges`).
-# `_LOOP_STEPS` is for `_Walk._find_repetitions`.
+# Number of characters of a token that `_Walk` simulates. `_Walk._moves_from` uses `_STEPS` if the
+# xgrammar release merges equal states of the automaton (`Costs.merges`), else `_STEPS_UNMERGED`.
+# `_Walk._find_repetitions` uses `_LOOP_STEPS`.
 _STEPS = 4
 _STEPS_UNMERGED = 8
 _LOOP_STEPS = 8
@@ -156,8 +156,8 @@ class _Automaton:
         self._max_repeats = costs.max_repeats
         trees = _parse(parts, is_ebnf=is_ebnf)
         self._nullable = _nullable_rules(trees)
-        # Exclude the name "", which a regular expression has instead of a rule name. Nodes without
-        # a reference also have the name "", and would look like references to the expression.
+        # Exclude the rule "" of a regular expression. Nodes that are not rule references also have
+        # the name "", and would look like references to this rule.
         self._inlined = {name: tree for name, tree in trees.items() if name and _is_inlined(tree)}
         for name, alternatives in trees.items():
             found = self._union(alternatives)
@@ -249,10 +249,11 @@ class _Automaton:
 class _Walk:
     """Simulation of how xgrammar matches tokens from each position of an automaton.
 
-    A state of the simulation is called an item. An item is a pair of a position and a stack of
-    entered rules. A stack is stored as an index into `_entered`. The entry at this index is a pair:
-    the position of the innermost rule reference, and the index of the stack without this reference.
-    Index 0 is the empty stack.
+    A state of the simulation is called an item. An item is a pair (position, stack). The stack has
+    the positions of the rule references that have been entered and not left. A stack is represented
+    by the index of its top entry in `_entered`. Equal stacks have the same index. An entry is a
+    pair: the position of the innermost reference, and the index of the stack below it. Index 0 is
+    the empty stack.
     """
 
     def __init__(self, automaton: _Automaton, costs: Costs) -> None:
@@ -283,8 +284,8 @@ class _Walk:
             shared = bits & kind
             if shared:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
-                # xgrammar tries a position once for each rule that contains the position: 1.8
-                # times on average. Only the token's first position is tried a single time.
+                # xgrammar tries a position once for each rule that contains it, which is 1.8 times
+                # on average. It tries the position of the token's first character only once.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
                 moves = moves * (1 + self._costs.loop * loops) + self._costs.repeat * repeats
                 if bits.bit_count() > 1:
@@ -293,10 +294,11 @@ class _Walk:
         return found * self._costs.classes
 
     def _moves_from(self, position: int, character: int) -> float:
-        """Return how many positions xgrammar tries on average for one character of a token.
+        """Return how many positions xgrammar tries, on average, for one character of a token.
 
-        The token starts at `position` with `character`. For releases that do not merge equal
-        states, more characters are simulated, and the result is higher than the average.
+        The token starts at `position` with `character`. If the xgrammar release does not merge
+        equal states, their number can grow with each character. A longer token is then simulated,
+        and the result is deliberately too high.
         """
         merges = self._costs.merges
         steps = _STEPS if merges else _STEPS_UNMERGED
@@ -316,11 +318,12 @@ class _Walk:
         return moves / _STEPS
 
     def _find_repetitions(self, position: int, bits: int) -> tuple[int, int]:
-        """Count the repetitions in `_Automaton.loops` and in `repeats` that a token can reach.
+        """Return the numbers of unlimited and of limited repetitions that one token can reach.
 
-        Return both counts. The first repetition of each kind does not count. The token starts at
-        `position` and consists of characters in `bits`. The counts matter because xgrammar tries
-        each way to divide the token among the repetitions.
+        The first repetition of each kind is not counted. `_Automaton.loops` has the unlimited
+        repetitions, `_Automaton.repeats` the limited ones. The token starts at `position` and
+        consists of characters in `bits`. xgrammar tries each way to divide the token among the
+        repetitions, so the cost increases with their number.
         """
         automaton, costs = self._automaton, self._costs
         loops, repeats = automaton.loops, automaton.repeats
@@ -481,9 +484,10 @@ def _nullable_rules(rules: dict[str, list[list[_Node]]]) -> set[str]:
 def _is_inlined(alternatives: list[list[_Node]]) -> bool:
     """Return True if xgrammar replaces references to this rule by a copy of the rule.
 
-    xgrammar does so if all elements of the rule are characters, classes or classes with ``*``. It
-    replaces only references at the beginning of a sequence, and repeated references. A repeated
-    reference becomes a rule that begins with the reference.
+    xgrammar does so if all elements of the rule are characters, classes or classes with ``*``. The
+    caller checks a second condition: the reference must be the first element of a sequence, or have
+    a repetition. xgrammar first converts a repetition to a rule whose first element is the
+    reference.
     """
     return all(
         sequence

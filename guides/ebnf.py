@@ -6,10 +6,10 @@ groups and ``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and 
 refused.
 
 llguidance takes the longest match for each terminal, which can exclude texts that the grammar
-allows. This converter therefore makes each character a separate terminal. A single character can
-match in one way only, so the language stays the same. llguidance's own converter makes each string
-one terminal: its ``[a-z]* "end"`` does not match ``endend``. It also supports fewer escapes and
-line breaks.
+allows. This converter therefore makes each character a separate terminal. A terminal of one
+character can match in one way only, so the result allows the same texts as the EBNF. llguidance has
+a converter, too, but it makes each string one terminal: ``[a-z]* "end"`` then does not match
+``endend``. It also supports fewer escapes and line breaks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LITERAL_ESCAPES = "\"'\\/?"
 _CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
 
 
-# Kinds that `parts_of` yields for punctuation. Punctuation itself matches no characters.
+# Kinds that `parts_of` yields for the tokens that group or separate other tokens.
 _SIGNS = {"(": "open", ")": "close", "|": "or"}
 
 
@@ -60,7 +60,7 @@ class _Token:
 
 
 def to_lark(ebnf: str) -> str:
-    """Return the same grammar in llguidance's Lark.
+    """Return the EBNF grammar, converted to llguidance's Lark.
 
     Raise ValueError, with line and column, for invalid EBNF.
     """
@@ -156,7 +156,8 @@ class _Converter:
     def _sequence(self, depth: int) -> str:
         parts: list[str] = []
         while (token := self._peek()).kind != "end" and token.text not in ("|", ")"):
-            # Read a rule over several lines, up to the next definition.
+            # End the rule at the next definition, not at a line break: a rule may have several
+            # lines.
             if token.kind == "name" and self._peek(1).kind == "defines":
                 break
             parts.append(self._repeated(self._element(depth)))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from guides.ebnf import parts_of, to_lark
 
-# Relation of an element to the empty text: never matches "", can match "", matches only "".
+# Values that state if an element can match the empty text: it cannot, it can also match other
+# texts, or it matches nothing else.
 _NEVER, _SOMETIMES, _ALWAYS = range(3)
 _EMPTY = '""'
 _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
@@ -24,9 +25,9 @@ _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 class _Element:
     """A string, character class, rule reference or group, with its repetition.
 
-    `group` has the alternatives of a group. `most` is None for an unlimited repetition. `inner` and
-    `outer` are `_NEVER`, `_SOMETIMES` or `_ALWAYS`: the cases in which the element matches the
-    empty text, without its repetition (`inner`) and with it (`outer`).
+    `group` has the alternatives of a group. `most` is None for an unlimited repetition. `inner`
+    states if the element without its repetition matches the empty text: `_NEVER`, `_SOMETIMES` or
+    `_ALWAYS`. `outer` states the same for the element with its repetition.
     """
 
     kind: str
@@ -106,9 +107,9 @@ class _Emptiness:
     """Search for elements that can match the empty text, and for left-recursive rules.
 
     In each sequence of a rule, the search reads the elements up to the first element that cannot
-    match the empty text. A match of the rule can begin with a match of any of these elements. The
-    search therefore also reads the rules that they refer to. If this leads back to the same rule,
-    the rule is left-recursive. Otherwise each rule is read once.
+    match the empty text. A match of the rule can begin with any of these elements. If an element
+    refers to another rule, the search reads that rule before it continues. If a rule is reached
+    again while it is being read, it is left-recursive.
     """
 
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
@@ -153,8 +154,8 @@ class _Emptiness:
     ) -> Generator[str, None, int]:
         """Yield the names of rules that the caller must compute before it resumes this generator.
 
-        The generator's return value is `_NEVER`, `_SOMETIMES` or `_ALWAYS`: the cases in which the
-        alternatives match the empty text.
+        The generator's return value states if the alternatives match the empty text: `_NEVER`,
+        `_SOMETIMES` or `_ALWAYS`. If `to_end` is True, all elements of a sequence are read.
         """
         found = set()
         for sequence in alternatives:
@@ -217,10 +218,11 @@ class _Writer:
         return f"( {' | '.join(map(self._sequence, element.group))} )"
 
     def _filled_base(self, element: _Element) -> Iterable[str]:
-        """Yield alternatives that can replace a repeated `element`, but never match the empty text.
+        """Yield alternatives that replace `element` in an unlimited repetition.
 
-        A repetition of the alternatives matches the same texts as a repetition of `element`. If all
-        elements of a sequence can be empty, each of them becomes a separate alternative.
+        The alternatives never match the empty text. Their repetition matches the same texts as the
+        repetition of `element`. A sequence whose elements can all match the empty text is replaced
+        by its elements, each as an alternative: ``(a? b?)*`` becomes ``(a | b)*``.
         """
         if element.inner == _NEVER:
             yield self._base(element)

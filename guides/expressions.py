@@ -38,7 +38,7 @@ MAX_DEPTH = 100
 Part = tuple[str, str]
 """A token of a regular expression: (kind, text).
 
-The kinds are ``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` and ``part``.
+The kinds are the group names of `_EXPRESSION`, such as ``class`` or ``escape``.
 """
 
 
@@ -54,9 +54,9 @@ class _Element:
 
     Attributes:
         text: the rewritten text of the element.
-        filled: "" if the element never matches the empty text. Otherwise, alternatives that never
-            match the empty text. A repetition of them matches the same texts as a repetition of
-            the element.
+        filled: text that replaces the element in a repetition, if the element can match the empty
+            text; else "". The replacement matches only non-empty texts. Its repetition matches the
+            same texts as the repetition of the element: ``a|b`` for ``(a?b*)``.
         empty: True if the element matches only the empty text.
         optional: True for a group with an empty alternative, which is written as ``(...)?``.
         repeated: True if the element has a repetition.
@@ -85,8 +85,8 @@ class _Group:
         elements = [element for each in self.alternatives for element in each]
         begins = any(element.begins for element in elements)
         ends = any(element.ends for element in elements)
-        # Leave out anchors: compilers do not support them in a group, and where they are allowed
-        # they match the empty text.
+        # Leave out anchors, which compilers do not support in a group. An accepted anchor is at the
+        # beginning or at the end of the expression, where it does not restrict the texts.
         full = [_without_anchors(each) for each in self.alternatives if not _is_empty(each)]
         if not full:
             return _Element("", empty=True, begins=begins, ends=ends)

@@ -15,11 +15,11 @@ from guides.kinds import Backend, Kind
 # Schema for the type `json`: xgrammar's grammar for any JSON allows only an object or an array at
 # the top level.
 _ANY_JSON = {"type": ["object", "array"]}
-# White space that is allowed between JSON tokens: a space, or a line break with indentation. With
-# unlimited white space, a small model sometimes never stops.
+# White space that is allowed between JSON tokens: a space, or a line break with indentation. If
+# white space were unlimited, a small model might generate white space without end.
 _WHITESPACE = r"\n[ \t]{0,20}| "
-# Turn off forced tokens. If only one text can follow, llguidance would tokenize this text itself,
-# and the tokenizer may return a special token that has no text.
+# Turn off forced tokens. If only one text can follow, llguidance would not ask the model, but
+# tokenize this text itself. The tokenizer may return a special token, which has no text.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 
 

@@ -43,10 +43,10 @@ _LENGTHS = ("minLength", "maxLength")
 
 
 def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> None:
-    """Raise ValueError for a guide that is too large for an engine.
+    """Check that a guide is not too large for an engine.
 
     Raises:
-        ValueError: the message says what is too large, how large it is, and what is allowed.
+        ValueError: the guide is too large. The message has the size found and the allowed size.
         RecursionError: the text is JSON that is nested too deep.
     """
     check_length(text)
@@ -127,7 +127,7 @@ def _weight_of_data(data: Any) -> int:
 def _largest(schema: dict[str, Any], names: Sequence[str]) -> int:
     """Return the largest value of the keywords `names` in a schema, but at least 1.
 
-    Ignore values that are not numbers, because the compiler refuses them.
+    Values that are not numbers are ignored here, because the compiler refuses them later.
     """
     found = [schema.get(name) for name in names]
     return max([1, *[int(number) for number in found if isinstance(number, int | float)]])
@@ -158,8 +158,8 @@ def _weight_of_parts(parts: Iterator[Part]) -> int:
             groups[-1] += last * (times - 1)
             last *= times
         elif kind not in ("or", "sign"):
-            # Count 8 characters of a string or class as one part: a string has one state per
-            # character, but costs less than alternatives.
+            # Count 8 characters of a string or class as one token. The compiler makes a state for
+            # each character, but such a state costs less than a separate token.
             last = 1 + len(text) // 8
             groups[-1] += last
         if groups[-1] > MAX_WEIGHT:

@@ -35,15 +35,17 @@ class Costs:
         max_length: upper bound of the cost of one such string.
         length_form: JSON schema keywords or kind of pattern with which the gateway sends a maximum
             length to the engine.
-        item: cost of each item in an array's minItems or maxItems, whichever is larger.
+        item: cost per item of an array's minItems or maxItems, whichever number is larger.
         max_items: upper bound of the cost of one array's minItems and maxItems.
         digits: factor of the cost of number ranges.
         format_us: cost of each string with a `format`.
         format_factor: factor of the additional cost of particular formats, such as `email`.
-        loop: factor for positions from which a token can reach several repetitions such as
-            ``.{3,}``. Each repetition after the first adds `loop` times the position's cost.
-        repeat: number of tries that are added to a position for each limited repetition that a
-            token can reach after the first, such as ``[a-z]{1,3}`` or ``[a-z]?``.
+        loop: factor for a position from which one token can reach several unlimited repetitions in
+            braces, such as ``.{3,}``. Each of them, except the first, adds `loop` times the
+            position's cost.
+        repeat: number of additional tries at a position from which one token can reach several
+            limited repetitions, such as ``[a-z]{1,3}`` or ``[a-z]?``. Each of them, except the
+            first, adds this number.
         classes: factor of the cost of matching tokens at a position of an automaton.
         max_repeats: maximum number of copies of a repeated character class in the automaton.
         merges: False if the release does not merge equal states. Each way to match a text is then
@@ -51,8 +53,9 @@ class Costs:
     """
 
     character: float = 6
-    # This is less than the measured cost. With the measured cost, a request with 150 tools and a
-    # response format would be refused. Its compilation takes 0.47 s.
+    # This value is below the measured cost. With the measured cost, a request with 150 tools and a
+    # response format would be refused. Such a request must be accepted, although its compilation
+    # takes 0.47 s.
     schema: float = 100
     optional: float = 5
     reference: float = 9

@@ -41,10 +41,10 @@ CPU_S = 2
 A typical schema takes 3 ms. The largest schema that `limits` accepts takes a few hundred ms.
 """
 _MEMORY = 1 << 30  # limit of the address space in bytes; without a guide, the process takes 100 MiB
-# Maximum number of subschemas that are compiled separately to find the one that is refused.
+# Maximum number of subschemas that are compiled separately to find the cause of a refusal.
 _MAX_PARTS = 100
-# Maximum number of steps of the binary search in `Checker._lighten`. With more than 128 bounds, the
-# search leaves out up to 1 % more of the bounds than necessary.
+# Maximum number of steps of the binary search in `Checker._lighten`. This is enough for 128 bounds.
+# With more bounds, the search leaves out up to 1 % of them without need.
 _MAX_ESTIMATES = 7
 
 
@@ -56,16 +56,17 @@ def _compiles(expression: str) -> str | None:
 
 
 class Checker:
-    """Checker of guides.
+    """Checker that compiles guides before the gateway sends them to an engine.
 
-    It compiles for a vocabulary of single bytes, because the validity of a guide does not depend on
-    the vocabulary.
+    Guides are compiled for a vocabulary of single bytes, because the vocabulary does not affect
+    their validity.
     """
 
     def __init__(self, release: str = "") -> None:
         """Create the checker.
 
-        `release` is the release of xgrammar in the engines; empty for any release since 0.1.25.
+        `release` is the release of xgrammar in the engines. If it is empty, the costs
+        `guides.releases.NEWEST` are used, which suit any release since 0.1.25.
         """
         self._costs = find_costs(release)
         self._bytes = LLTokenizer("byte")
@@ -94,8 +95,8 @@ class Checker:
         return Verdict(self._refusal(kind, text, backend), text)
 
     def _of_schema(self, schema: Any, backend: Backend, best_effort: Sequence[str]) -> Verdict:
-        # If the schema does not compile, compile each regular expression separately, and leave out
-        # the expressions that do not compile.
+        # Try twice if the schema has best-effort parts. In the second attempt, compile each regular
+        # expression separately, and leave out the expressions that do not compile.
         for why_not in (_compiles, cache(partial(self._refusal, "regex", backend=backend))):
             enforcement = Enforcement(best_effort, self._costs)
             text = self._written(schema, backend, enforcement, why_not)
@@ -122,8 +123,8 @@ class Checker:
     ) -> Enforcement:
         """Return a policy that leaves out as few bounds as necessary to pass `guides.limits.check`.
 
-        The most costly bounds of `full` are left out. A bound that occurs several times is compiled
-        once, but must be left out of each schema.
+        The most costly bounds in `full.bounds` are left out first. Equal bounds of several schemas
+        are separate entries there, although they are compiled only once.
         """
         heaviest = sorted(full.bounds)[::-1]
         fewest, most = 1, len(heaviest)

@@ -1,6 +1,7 @@
-"""Binary format of a converted adapter, used on disk and in Redis.
+"""Binary format in which the tensors of an adapter are stored on disk and in Redis.
 
-Little-endian, version 1::
+The adapter has already been converted to TensorRT-LLM's two LoRA tensors, which are called config
+and weights. All numbers are little-endian. Version 1 of the format::
 
     0    magic, 8 bytes
     8    u32 version, u32 data type (0 float16, 1 bfloat16)

@@ -1,6 +1,7 @@
-"""Garbage collection of adapter versions on disk and in Redis to which no record refers.
+"""Garbage collection of unused adapter versions on disk and in Redis.
 
-A record lists the versions of an adapter name that requests may use.
+A record lists the versions of an adapter name that requests may use. A version is unused if no
+record lists it.
 """
 
 from __future__ import annotations
@@ -16,28 +17,27 @@ from lora_store.redis import RedisTier
 
 
 class VersionCollector:
-    """Garbage collector of adapter versions to which no record refers.
+    """Garbage collector of adapter versions that no adapter record lists.
 
-    A version is deleted after a grace time in which no record has referred to it and it was not
-    stored again. A queued request that has already selected the version can still read it during
-    this time.
+    A version is deleted only after a grace time. During this time, a queued request that has
+    already selected the version can still read it. The grace time starts anew when a record lists
+    the version again, or when the version is stored again.
     """
 
     def __init__(self, disk: Disk, link: Link, memory: MemoryTier) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
-        # Monotonic time at which the collector first found that no record refers to a version, by
-        # the version's digest.
+        # For each version that no record lists, by digest: monotonic time of the first collection
+        # that found this. The entry is removed when a record lists the version again.
         self._unnamed: dict[str, float] = {}
 
     async def collect(self, in_use: Callable[[], set[str]], grace_s: float) -> None:
-        """Delete the versions that no record has referred to for `grace_s` seconds.
+        """Delete the versions that no record has listed for `grace_s` seconds.
 
-        `in_use` returns the digests of all versions to which records refer. It is called again
-        before each deletion, because a new record may refer to the version by then. While an
-        unreadable record file is in quarantine, delete nothing: this record may refer to any
-        version.
+        `in_use` returns the digests of all versions that records list. This function is called
+        again before each deletion, because a record may have been added in the meantime. Nothing is
+        deleted while an unreadable record file exists, because this record may list any version.
         """
         if await self._link.run(self._disk.has_bad_records):
             return

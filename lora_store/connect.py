@@ -1,10 +1,11 @@
 """Creation of redis-py clients for one server, for servers with sentinels, and for a cluster.
 
-The three types of clients accept the same commands if each command has only one key. Clients do not
-retry commands: only the caller knows if a command may be repeated when its answer was lost.
+The three types of clients accept the same commands, as long as each command has only one key.
+Clients do not retry commands. If the answer to a command was lost, only the caller knows if the
+command may be repeated.
 
-redis-py takes 9 MiB of memory with its own imports. `load` imports it at the first use, so a
-gateway without Redis saves this memory.
+Importing redis-py, with all modules that it imports, takes 9 MiB of memory. A gateway without Redis
+saves this memory, because redis-py is imported only in `load`.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
 
@@ -37,9 +38,9 @@ def load() -> Any:
 def list_undocumented() -> Mapping[type, tuple[str, ...]]:
     """Return the undocumented attributes of redis-py that this module uses, by class.
 
-    A new release of redis-py may change them, so a test checks that they exist. This module also
-    uses the undocumented function `redis.connection.parse_url`, which converts a URL to the
-    arguments of a connection.
+    A test checks that these attributes exist, because a new release of redis-py may change them.
+    The result does not list `redis.connection.parse_url`, an undocumented function that this module
+    also uses. The function converts a URL to the arguments of a connection.
     """
     redis = load()
     return {
@@ -67,8 +68,8 @@ def connect(
 ) -> Any:
     """Return a redis-py client that several threads may use.
 
-    The client of a cluster requests the list of servers now, so redis-py's errors may be raised.
-    The other clients connect with their first command.
+    For a cluster, this function already connects, to read the list of the cluster's servers. It
+    raises redis-py's error if this fails. The other clients connect with their first command.
 
     Args:
         url: the server, the sentinels or the cluster.
@@ -81,8 +82,8 @@ def connect(
     server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
-    # Use the type Any: depending on the release, redis-py's annotations also allow strings or
-    # awaitables as results, which these clients never return.
+    # Annotate the returned client as Any. In some releases of redis-py, the annotated result of
+    # each command includes types that these clients never return, such as an awaitable.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -133,7 +134,7 @@ def close(client: Any) -> None:
 def server_of(client: Any, key: str) -> Any:
     """Return a client of the server that stores `key`.
 
-    In a cluster, the server is found in the client's current slot table, which may be out of date.
+    In a cluster, the server is looked up in the client's slot table, which may be out of date.
     """
     if isinstance(client, load().RedisCluster):
         node = client.get_node_from_key(key)
@@ -142,10 +143,10 @@ def server_of(client: Any, key: str) -> Any:
 
 
 def channel_url(url: RedisUrl, client: Any) -> str:
-    """Return the URL of a server to which the caller can connect to subscribe to pub/sub channels.
+    """Return the URL of a server on which the caller can subscribe to pub/sub channels.
 
-    In a cluster, this is a random server, because servers forward all published messages to each
-    other. With sentinels, this function asks them for the current address of the master.
+    In a cluster, this is a random server, because the servers forward all published messages to
+    each other. With sentinels, this function asks the sentinels for the master's current address.
     """
     if url.kind == "server":
         return with_memory_files(url.server)

@@ -1,12 +1,15 @@
-"""Durable storage of adapter versions and records in one folder, which processes may share.
+"""Durable storage of adapter versions and adapter records in one folder.
+
+Several processes may share the folder. It contains:
 
 ``versions/ab/<digest>.lora``  one immutable version in the format of `lora_store.codec`
 ``names/<name>.json``          one record (`adapters.record`) with its checksum
-``quarantine/``                copies that failed verification, for inspection
-``lock``                       held (flock) while records are changed
+``quarantine/``                damaged files of versions and records, for inspection
+``lock``                       held (flock) while records are changed or versions are deleted
 
-Each file is written under a temporary name, synced and then renamed, so no file is incomplete.
-Files are read, not memory-mapped, so a later change of a file does not affect data in memory.
+Each file is written under a temporary name, synced and then renamed. Readers therefore never find
+an incomplete file. Files are copied into memory, not memory-mapped. A later change of a file
+therefore does not affect data that was read before.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ _LEFTOVER_S = 3600.0
 
 
 class Disk:
-    """Folder with versions and records. Methods are thread-safe.
+    """Folder with the versions and records of LoRA adapters.
 
-    They block on I/O, and raise `OSError` if the disk fails.
+    All methods are thread-safe. They block on I/O, and raise `OSError` if the disk fails.
     """
 
     def __init__(self, root: Path) -> None:
@@ -71,20 +74,20 @@ class Disk:
         return self._version_path(digest).exists()
 
     def find_missing(self, digests: Iterable[str]) -> list[str]:
-        """Return the digests whose versions are not on this disk."""
+        """Return the members of `digests` whose adapter versions are not on this disk."""
         return [digest for digest in digests if not self.has(digest)]
 
     def nbytes(self, digest: str) -> int:
-        """Return the size of a version's file in bytes. Return 0 if the file does not exist."""
+        """Return the size in bytes of an adapter version's file; 0 if the file does not exist."""
         try:
             return self._version_path(digest).stat().st_size
         except OSError:
             return 0
 
     def get(self, digest: str) -> Converted | None:
-        """Read and verify a version. Return None if it is not on this disk.
+        """Read and verify an adapter version. Return None if this disk does not have its file.
 
-        Raise `CorruptBlob` for a damaged copy, after moving it to quarantine.
+        If the file is damaged, move it to the quarantine folder and raise `CorruptBlob`.
         """
         path = self._version_path(digest)
         try:
@@ -105,14 +108,14 @@ class Disk:
         return converted
 
     def has_changed(self, digest: str) -> bool:
-        """Return True if a version's file was replaced or modified since it was last read."""
+        """Return True if an adapter version's file was replaced or modified since the last read."""
         try:
             return _identity(self._version_path(digest).stat()) != self._read_identities.get(digest)
         except OSError:
             return False
 
     def put(self, converted: Converted) -> None:
-        """Store a version, unless the disk has an undamaged copy of it."""
+        """Store an adapter version, unless the disk has an undamaged copy of it."""
         with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
                 # Set the file's modification time to now, so that the garbage collector does not
@@ -135,13 +138,14 @@ class Disk:
         write_durably(path, chunks)
 
     def delete(self, digest: str, *, older_than_s: float = 0.0) -> bool:
-        """Delete a version, if it was last stored at least `older_than_s` seconds ago.
+        """Delete an adapter version, if it was last stored at least `older_than_s` seconds ago.
 
         Return True if the version was deleted.
         """
         path = self._version_path(digest)
-        # Hold the lock during the check and the deletion. A concurrent put then either renews the
-        # file's time before the check, or runs later and writes the deleted version again.
+        # Hold the lock during the check and the deletion. A concurrent `put` can renew the file's
+        # mtime only before the check, which prevents the deletion, or after the deletion. In the
+        # second case, `put` finds no file and writes the version again.
         with self.lock(), contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime <= time.time() - older_than_s:
                 path.unlink()
@@ -150,9 +154,9 @@ class Disk:
         return False
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
-        """Return the digests of the versions on this disk that were not stored recently.
+        """Return the digests of the adapter versions on this disk, except recently stored versions.
 
-        Such a version was last stored at least `older_than_s` seconds ago.
+        Omit a version if it was last stored less than `older_than_s` seconds ago.
         """
         limit = time.time() - older_than_s
         found = set()
@@ -172,9 +176,10 @@ class Disk:
         return lock_file(self._root / "lock")
 
     def records(self) -> dict[str, Record]:
-        """Return all records by name.
+        """Return all adapter records by the adapter's name.
 
-        Unreadable records are moved to quarantine and omitted. `has_bad_records` then returns True.
+        Unreadable record files are omitted, and moved to the quarantine folder. After this,
+        `has_bad_records` returns True.
         """
         records: dict[str, Record] = {}
         for path in self._names.glob("*.json"):
@@ -195,15 +200,16 @@ class Disk:
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         write_durably(path, [content])
-        # Remove an unreadable record of the same name from quarantine. Ignore an error: the new
-        # record is stored, and the leftover file only delays the deletion of unused versions.
+        # If quarantine has an unreadable record file of this name, the new record replaces it, so
+        # delete that file. Ignore an error: the file only prevents the deletion of unused versions.
         with contextlib.suppress(OSError):
             (self._quarantine / path.name).unlink(missing_ok=True)
 
     def names_changed(self) -> _Identity:
-        """Return the identity of the folder of records.
+        """Return (inode, size, mtime) of the folder of records.
 
-        It changes when any process writes a record, so callers poll it to detect changed records.
+        The mtime changes when any process writes a record. Callers poll this method, and compare
+        the result with the previous result to detect changed records.
         """
         return _identity(self._names.stat())
 
@@ -245,15 +251,15 @@ class Disk:
         target = self._quarantine / path.name
         try:
             path.replace(target)
-            # Another process may have replaced the damaged file by an undamaged one before it was
-            # moved. In this case, move the file back.
+            # Another process may have replaced the damaged file by an undamaged file just before
+            # `path.replace`. In this case, move the undamaged file back.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
         except FileNotFoundError:
             pass
         except OSError:
-            # The disk is probably read-only. Record that there is a bad file, and continue to read
-            # the other files.
+            # The disk is probably read-only, so the damaged file remains in its folder. Remember
+            # this for `has_bad_records`, and continue to read the other files.
             self._has_unmovable_file = True
 
 
@@ -304,8 +310,8 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         try:
             os.fsync(folder)
         except OSError as error:
-            # Log the error and continue: all processes already see the new file. Only a power
-            # failure could restore the old file.
+            # The folder could not be synced. Log the error and continue: all processes already see
+            # the new file. Only a power failure could restore the old file.
             _LOG.error("%s may not outlast a loss of power: %s", path, error)
     except BaseException:
         with contextlib.suppress(OSError):

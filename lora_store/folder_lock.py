@@ -11,7 +11,10 @@ from pathlib import Path
 
 
 class FolderLock:
-    """Exclusive lock on a file. Initially, the lock is not held. Methods raise `OSError`."""
+    """Exclusive lock on a file. A new object does not hold the lock yet.
+
+    `take` raises `OSError` if the file cannot be opened or locked.
+    """
 
     def __init__(self, path: Path, *, mode: int = 0o666) -> None:
         """Use the lock file `path`, which is created by `take` if it does not exist.

@@ -1,4 +1,4 @@
-"""Thread pools for blocking work of the adapter store, which also know if Redis is available."""
+"""Threads for blocking work of the adapter store, and detection of an unavailable Redis."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _T = TypeVar("_T")
 
 
 class Link:
-    """Executor of blocking work on disk and Redis, for all components of one store.
+    """Executor that runs the blocking disk and Redis work of one adapter store in threads.
 
-    `redis` is None for a store without Redis. When a command has found that Redis is unavailable,
-    only `probe` sends further commands to Redis. Until `probe` succeeds, `call` raises an error
-    without trying, and `call_or_run` runs without Redis.
+    Pass None as `redis` for a store without Redis. After a command has found that Redis is
+    unavailable, only `probe` sends commands to Redis. Until `probe` succeeds, `call` immediately
+    raises `StoreUnavailable`, and `call_or_run` runs the given function without Redis.
     """
 
     def __init__(self, redis: RedisTier | None, stats: StoreStats) -> None:
@@ -43,7 +43,7 @@ class Link:
 
     @property
     def redis(self) -> RedisTier | None:
-        """The Redis tier; None without Redis, or if Redis was down at the last command."""
+        """The store's `RedisTier`; None without Redis, or if Redis was down at the last command."""
         return self._redis if self._stats.redis_up else None
 
     async def run(self, work: Callable[[], _T]) -> _T:
@@ -66,7 +66,7 @@ class Link:
     async def call_or_run(self, work: Callable[[RedisTier | None], _T]) -> _T:
         """Run `work` with the Redis tier, and return its result.
 
-        If Redis is down or refuses a command, run `work` again with None as its argument.
+        If Redis is down or refuses a command, run `work` with None as its argument instead.
         """
         if self.redis is not None:
             try:
@@ -99,8 +99,8 @@ class Link:
     def _call_if_up(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
         """Run `work`, unless Redis has become unavailable while the caller waited for a thread.
 
-        Without this check, each of several waiting callers would in addition wait for the timeout
-        of its own command.
+        Several callers may wait for a thread while an earlier caller's command times out. Without
+        this check, each waiting caller would also send a command and wait for its timeout.
         """
         if not self._stats.redis_up:
             raise StoreUnavailable("Redis is not there")

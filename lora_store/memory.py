@@ -13,9 +13,9 @@ from adapters.adapter import Converted
 class MemoryTier:
     """Cache of adapter versions, which drops the least recently used version when it is full.
 
-    A version that is larger than the limit is not stored. The cache has its own bytes, so changes
-    of files do not affect it. If a version is dropped while a request uploads it to an engine, its
-    memory is freed only when the upload ends. The process may then use more memory than the limit.
+    A version that is larger than the limit is not stored. The cached bytes are not mapped files, so
+    changes of files do not affect them. If a version is dropped while a request uploads it to an
+    engine, its memory is freed only after the upload. Until then, the process may exceed the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:

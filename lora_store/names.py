@@ -1,8 +1,8 @@
 """Functions that merge the adapter records on disk and in Redis, and that change a record.
 
-The argument `known` has the records in this process' memory, which are merged, too. They may be
-newer than both copies: if the disk was full when Redis stored a change, and Redis has then lost its
-data, only the memory still has the change. The functions block on I/O.
+The functions also merge the records in this process' memory, which the argument `known` passes.
+These records may have a change that is missing on disk and in Redis. For example, the disk was full
+when Redis stored the change, and later Redis lost its data. The functions block on I/O.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class SyncResult:
 
     Attributes:
         records: the merged records, by name.
-        position: (epoch, revision) of Redis' records before merging, which `RedisTier.position`
-            describes; None without Redis.
-        unwritten: errors by name, for records that could not be written to this disk.
+        position: the result of `RedisTier.position` before merging; None without Redis.
+        unwritten: errors of the records that could not be written to this disk, by record name.
         unreadable: names of records in Redis that this release cannot parse.
-        unshared: names of records that Redis lacks, because Redis refuses writes now.
+        unshared: names of records that are missing or old in Redis, because Redis refused writes.
         refusal: the error with which Redis refused writes; None if Redis did not refuse writes.
     """
 
@@ -49,8 +48,9 @@ class ChangeResult:
     Attributes:
         record: the changed record.
         shared: True if Redis has the changed record.
-        redis_error: error after which it is unknown if Redis has the changed record, or None.
-        disk_error: error because of which this disk does not have the changed record, or None.
+        redis_error: error after which Redis may or may not have stored the record; None without
+            such an error.
+        disk_error: error with which this disk failed to store the record; None if it succeeded.
     """
 
     record: Record
@@ -60,7 +60,9 @@ class ChangeResult:
 
 
 def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> SyncResult:
-    """Merge all records from the disk, Redis and `known`. Write the result to disk and Redis.
+    """Merge all adapter records from the disk, Redis and this process' memory (`known`).
+
+    The merged records are written to disk and Redis.
 
     A record in Redis that cannot be parsed is left unchanged, because a newer release may have
     written it.
@@ -86,8 +88,8 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
                 continue
             try:
                 if refusal is None:
-                    # Ignore the result of `swap`: if another process has changed the record first,
-                    # the notice of that change starts another sync.
+                    # Ignore the result of `swap`. If another process has changed the record first,
+                    # that process also publishes a notice, which starts another sync here.
                     redis.swap(found, record)
             except WritesRefused as error:
                 refusal = error

@@ -1,11 +1,13 @@
-"""Agent: a process on a Triton's machine that copies adapter versions from Redis to its disk.
+"""Agent process that copies adapter versions from Redis to the disk of a Triton server's machine.
 
-Some engines read adapters from the disk of their machine. The agent writes the adapters there, and
-reports through Redis which adapters the disk has, so that gateways can use them. The agent connects
-only to Redis, where it reads the adapters and the dimensions of the base model. If Redis loses its
-data, gateways store them again. Requests of clients do not influence the agent. While Redis is
-down, or has just lost its data, the agent leaves the disk unchanged, and engines still read
-adapters from the disk.
+Some engines read adapters from the disk of their machine. The agent writes the adapters to this
+disk, and reports through Redis which adapters the disk has. Gateways read the reports before they
+use the adapters.
+
+The agent connects only to Redis, and reads the adapters and the dimensions of the base model from
+Redis. Requests of clients do not influence the agent. While Redis is down, the agent leaves the
+disk unchanged, and engines still read adapters from the disk. If Redis loses its data, gateways
+store the data again. Until then, the agent removes nothing.
 
 See decision 030 in docs/decisions.
 """
@@ -33,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 BEAT_S = 2.0
 _POLL_INTERVAL_S = 0.5
 # Seconds after the agent's start, and after an outage or data loss of Redis, in which the agent
-# removes nothing: gateways may not have stored their reports and records in Redis again yet.
+# removes nothing. Gateways store their reports and records in Redis again during this time.
 _SETTLE_S = 30.0
 _FORGET_S = 3600.0
 
@@ -41,8 +43,8 @@ _FORGET_S = 3600.0
 class Agent:
     """Agent that stores and removes the adapter versions in one folder.
 
-    `run` blocks until the agent is stopped. If another agent already uses the folder, `run` first
-    waits until that process has ended.
+    `run` blocks until the agent is stopped. If another agent process already uses the folder, `run`
+    first waits until the other process has ended.
     """
 
     def __init__(
@@ -62,15 +64,15 @@ class Agent:
 
         Args:
             folders: the folder.
-            tier: the versions and records in Redis.
+            tier: the adapter versions and records in Redis.
             notices: the reports of agents and gateways in Redis.
             replicas: endpoints (``host:port``) of the Tritons that read the folder, exactly as in
                 the gateways' configuration.
             path: path of the folder in the replicas' file system.
             max_bytes: maximum size of the folder in bytes.
-            grace_s: seconds for which a version remains after the last record that refers to it has
-                gone. Also the seconds after which a gateway that sends no reports is ignored.
-            settle_s: seconds after a start or outage in which nothing is removed.
+            grace_s: two times in seconds. A version stays on the disk for this time after the last
+                record has stopped listing it. A gateway without reports for this time is ignored.
+            settle_s: seconds in which nothing is removed, after a start or an outage of Redis.
             limits: largest rank and LoRA modules that the engine supports; None if unknown.
         """
         self._folders = folders
@@ -95,7 +97,7 @@ class Agent:
         self._publish_lock = threading.Lock()
 
     def run(self, ended: threading.Event) -> None:
-        """Run until `ended` is set. The files remain on the disk, and engines may use them."""
+        """Run until `ended` is set. Leave the files on the disk, because engines may use them."""
         waited = False
         while not self._folders.take():
             if not waited:
@@ -145,7 +147,7 @@ class Agent:
         return acted
 
     def _poll(self) -> None:
-        """Read the records, and the versions that gateways use, from Redis."""
+        """Read the adapter records and the gateways' reports from Redis."""
         position = self._tier.position()
         if position != self._position:
             position, stored = self._tier.records()
@@ -165,10 +167,12 @@ class Agent:
             self._notices.forget_gateway(gateway)
 
     def _is_unused(self, digest: str, revision: int) -> bool:
-        """Return True if no gateway uses or will use a version on this agent's replicas.
+        """Return True if no gateway can use a version on this agent's replicas any longer.
 
-        This is sure if each gateway has read the agent's report number `revision`, which says that
-        the version is no longer available, and no gateway reports the version as in use.
+        The agent has sent a report with the number `revision`, in which the version is no longer
+        available. A gateway that has read this report starts no more requests with the version. The
+        result is True if each gateway has read the report, and reports that no request on these
+        replicas uses the version.
         """
         for named in self._gateways.recent().values():
             boot, seen = named.seen.get(self._id, ("", 0))
@@ -222,7 +226,7 @@ class Agent:
                 return
 
     def _forget_others(self) -> None:
-        """Remove the reports of agents that have been silent for an hour."""
+        """Remove from Redis the reports of agents that have sent no new report for an hour."""
         try:
             beats: Mapping[str, str] = self._notices.read_beats()
             self._agents.update(beats)

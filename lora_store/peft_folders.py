@@ -1,13 +1,13 @@
-"""Folder of adapter versions as PEFT files, which engines read and one agent process writes.
+"""Folder in which one agent process stores adapter versions as PEFT files, for engines to read.
 
 ``<weights digest>/``     ``adapter_config.json`` and ``adapter_model.safetensors``, never changed
 ``.<digest>.<hex>.tmp/``  version that is being written, or was left by a killed process
 ``.<digest>.<hex>.gone/`` version that is being removed
-``.lock``                 held (flock) by the process that writes and removes
+``.lock``                 held (flock) by the agent process
 
-The writing process renames a version to its final name after all files are synced. Before it
-deletes files of a version, it renames the version to a temporary name. Readers therefore never find
-an incomplete version, even if the writing process was killed.
+The agent renames a version to its final name after all files are synced. To delete a version, the
+agent first renames it to a temporary name. Engines therefore never find an incomplete version under
+its final name, even if the agent was killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILES = (peft.CONFIG, peft.WEIGHTS)
 
 
 class PeftFolders:
-    """Versions below one folder. All methods block and raise `OSError`."""
+    """Folder with adapter versions. Methods block, and raise `OSError` if the disk fails."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,10 @@ class PeftFolders:
         self._lock = FolderLock(root / ".lock")
 
     def take(self) -> bool:
-        """Try to become the writing process, and remove leftovers. Return True on success."""
+        """Try to take the folder's lock. Return True if this process holds the lock now.
+
+        After taking the lock, remove the temporary folders of processes that were killed.
+        """
         if not self._lock.is_held:
             if not self._lock.take():
                 return False
@@ -48,7 +51,7 @@ class PeftFolders:
         return True
 
     def close(self) -> None:
-        """Release the lock, so that another process can become the writing process."""
+        """Release the folder's lock, so that another process can write to the folder."""
         self._lock.release()
 
     def list_versions(self) -> dict[str, int]:
@@ -64,7 +67,7 @@ class PeftFolders:
         return (self._root / digest).is_dir()
 
     def put(self, digest: str, files: PeftFiles) -> None:
-        """Write a version. Only the writing process may call this.
+        """Write an adapter version. Only the process that holds the folder's lock may call this.
 
         If writing fails, the incomplete files are removed.
         """
@@ -83,7 +86,7 @@ class PeftFolders:
         _sync(self._root)
 
     def remove(self, digest: str) -> None:
-        """Remove a version if it exists. Only the writing process may call this."""
+        """Remove an adapter version if it exists. Only the holder of the lock may call this."""
         gone = self._temporary_path(digest, "gone")
         with contextlib.suppress(FileNotFoundError):
             (self._root / digest).rename(gone)

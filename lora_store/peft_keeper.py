@@ -1,14 +1,16 @@
-"""Management of the adapter versions on an engine's disk, within a size limit.
+"""Selection of the adapter versions on an engine's disk, within a size limit.
 
-A record lists the versions of one adapter, of which one is served. All versions in the records are
-wanted on the disk, in this order of priority: first the served versions, the most recently changed
-records first; then the older versions, which clients can request by digest. The manager stores as
-many versions as fit, in this order.
+A record lists the versions of one adapter. One of these versions is the served version: requests
+for the adapter's name use this version. Clients can request the other versions by digest.
+`PeftDiskManager` stores as many versions as fit, in this order of priority:
+
+1. the served versions; those of the most recently changed records come first,
+2. the other versions, the newest first.
 
 A version is removed in two steps. First the version is withdrawn: the agent reports that the
-version is no longer available. Then the manager waits until each gateway has read this report and
-runs no request with the version, and deletes the files. A version is withdrawn if no record has
-referred to it for `grace_s` seconds, or if a version with a higher priority needs the space.
+version is no longer available. When each gateway has read this report and runs no request with the
+version, the manager deletes the files. A version is withdrawn if no record has listed it for a
+grace time (`grace_s`), or if a version with a higher priority needs the space.
 
 See decisions 028 and 029 in docs/decisions.
 """
@@ -38,7 +40,7 @@ _RESCAN_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedVersion:
-    """An adapter version that the manager should store in its folder.
+    """An adapter version that `PeftDiskManager` should store in its folder.
 
     Attributes:
         digest: digest of the version's weights.
@@ -72,9 +74,9 @@ class EngineLimits:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
         surely = wanted.modules
         if self._find_unsupported(_QKV) != _QKV:
-            # Do not refuse the version now because it has q, k or v. Some of these modules may
-            # contain only zeros that were added for the C++ runtime, and are then not written to
-            # the PEFT files. `find_module_problem` checks the modules of these files later.
+            # Do not check the version's modules q, k and v here. Some of them may contain only
+            # zeros, which were added for the C++ runtime. Such modules are not written to the PEFT
+            # files. `find_module_problem` checks the modules of these files later.
             surely -= _QKV
         return self.find_module_problem(surely)
 
@@ -95,7 +97,10 @@ class EngineLimits:
 
 
 def list_wanted(records: Iterable[Record]) -> list[WantedVersion]:
-    """Return all versions of these records, in descending order of priority."""
+    """Return the versions of all records, except removed records, in descending priority.
+
+    The served versions come first. This module's docstring describes the priority.
+    """
     live = sorted((r for r in records if not r.is_removed), key=lambda r: r.updated, reverse=True)
     served = [record.version for record in live]
     older = [v for record in live for v in record.versions if v.digest != record.served]
@@ -117,8 +122,8 @@ _ANY = EngineLimits()
 class PeftDiskManager:
     """Manager that stores and removes versions in a folder. Use an instance in one thread only.
 
-    `revision` is the number of the agent's next report. It grows with each change of `available`,
-    `lacks` or `refused`.
+    The agent reports `available`, `lacks` and `refused` to gateways. Each change of one of these
+    attributes increases `revision`, the number that the agent's next report will have.
     """
 
     def __init__(
@@ -147,11 +152,11 @@ class PeftDiskManager:
         self._disk_pause_s = 0.0
         self.revision = 0
         self.lacks: Mapping[str, str] = {}
-        """Wanted versions that cannot be stored now: the reason, by the version's digest."""
+        """Reasons why wanted versions cannot be stored now, by the version's digest."""
         self.refused: dict[str, str] = {}
-        """Wanted versions that will never be stored: the reason, by the version's digest.
+        """Reasons why wanted versions will never be stored, by the version's digest.
 
-        These versions cannot be written as PEFT files, or the engine cannot run them.
+        Such a version cannot be written as PEFT files, or the engine cannot run it.
         """
         self._too_many: frozenset[str] = frozenset()
         self._rescan()
@@ -182,9 +187,10 @@ class PeftDiskManager:
             fetch: returns a version by digest; raises StoreError if the version is not available
                 now.
             base: the base model; None if it is unknown, in which case no version is written.
-            unused: called with the digest of a withdrawn version and the `revision` of the report
-                that withdraws it. Returns True if every gateway has read this report, and no
-                gateway uses the version. If `unused` is None, nothing is withdrawn or removed.
+            unused: called with the digest of a withdrawn version, and the `revision` of the first
+                report without this version. The function returns True if every gateway has read
+                this report, and no gateway uses the version. If `unused` is None, no version is
+                withdrawn or removed.
 
         Raises:
             OSError: the folder cannot be read or written.

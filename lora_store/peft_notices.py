@@ -1,10 +1,10 @@
 """Reports that agents and gateways send each other through Redis about adapters on disks.
 
 Agents (`peft_agent`) report the adapter versions that their disks have. Gateways report the
-versions that running requests use. The reports are in these keys; each command uses one key:
+versions that running requests use. This module uses the following keys, one key in each command:
 
 ``<prefix>:peft:base``      JSON of the base model for which adapters were converted
-``<prefix>:peft:beats``     hash: for each agent, a text that changes with every report
+``<prefix>:peft:beats``     hash: for each agent, a text that differs for every report
 ``<prefix>:peft:agents``    hash: for each agent, its last report (`AgentState`) as JSON
 ``<prefix>:peft:gateways``  hash: for each gateway, its last report (`GatewayState`) as JSON
 
@@ -45,8 +45,8 @@ class AgentState:
         replicas: endpoints (``host:port``) of the replicas that read the agent's folder.
         path: path of the agent's folder in the replicas' file system.
         holds: digests of the versions that requests may use on these replicas.
-        refused: versions that the agent will never store: the reason, by the version's digest.
-        lacks: versions that the agent cannot store now: the reason, by the version's digest. Empty
+        refused: reasons why the agent will never store some versions, by the version's digest.
+        lacks: reasons why the agent cannot store some versions now, by the version's digest. Empty
             in reports of earlier releases.
     """
 
@@ -65,8 +65,8 @@ class GatewayState:
 
     Attributes:
         beat: number that changes with every report.
-        seen: `boot` and `revision` of each agent's last report that the gateway has read, by agent.
-            The gateway starts no requests with a version that this report does not list.
+        seen: for each agent, `boot` and `revision` of the last report that the gateway has read.
+            The gateway starts requests only with versions that this report lists.
         in_use: endpoints (``host:port``) of the replicas that run requests with a version, by the
             version's digest.
     """
@@ -77,7 +77,10 @@ class GatewayState:
 
 
 class PeftNotices:
-    """Reports in Redis. All methods block, and raise the errors of `lora_store.redis.RedisTier`."""
+    """Reports of agents and gateways in Redis.
+
+    All methods block, and raise the same errors as `lora_store.redis.RedisTier`.
+    """
 
     def __init__(self, settings: RedisSettings) -> None:
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
@@ -112,15 +115,15 @@ class PeftNotices:
         }
         with use(self._primary) as client:
             client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
-            # Write this key last. A reader that finds a changed value in it then reads the report,
-            # which must already be stored.
+            # Write this key last. A gateway polls this key, and reads the report when the text has
+            # changed. The report must already be stored at that time.
             told = f"{held.boot} {held.revision} {beat}"
             client.hset(f"{self._prefix}:beats", agent, told)
 
     def read_beats(self) -> dict[str, str]:
-        """Return the text "<boot> <revision> <random value>" of each agent.
+        """Return, for each agent, a text that changes with every report of the agent.
 
-        The text changes with every report.
+        The text has the form "<boot> <revision> <random value>".
         """
         return {agent: _decode(raw) for agent, raw in self._read_hash("beats").items()}
 
@@ -143,8 +146,10 @@ class PeftNotices:
     def read_gateway_states(self) -> dict[str, GatewayState]:
         """Return the last report of each gateway.
 
-        An unreadable report is logged by `refusals`, and replaced by a report with an empty `seen`.
-        As long as this gateway sends reports, agents then delete no version that it may still use.
+        `refusals` logs each unreadable report. In the result, such a report has an empty `seen`. An
+        agent deletes a version only when `seen` of each active gateway shows that the gateway knows
+        of the deletion. An empty `seen` therefore prevents all deletions while the gateway is
+        active.
         """
         found = {}
         for gateway, raw in self._read_hash("gateways").items():
@@ -192,11 +197,11 @@ class Heartbeats(Generic[T]):
     def update(self, values: Mapping[str, T]) -> None:
         """Store the reports that were just read from Redis, by name of the agent or gateway.
 
-        If `values` lacks a name, its old report is retained, because Redis may have lost it.
+        If `values` lacks a name, the name's old report is retained: Redis may have lost the report.
         """
         now = self._clock()
-        # A report that `drop` has removed must not count as new while Redis still has it unchanged.
-        # As soon as it has changed, its sender is active again.
+        # Redis may still have a report that `drop` has removed here. Ignore the report until it
+        # changes, which shows that its sender is active again.
         self._dropped = {who: old for who, old in self._dropped.items() if values.get(who) == old}
         for who, value in values.items():
             known = who in self._dropped or (who in self._values and self._values[who][0] == value)

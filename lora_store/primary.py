@@ -57,7 +57,7 @@ _CODE = re.compile(
 
 
 class RedisUnavailable(Exception):
-    """No Redis server that accepts writes can be used.
+    """No Redis server that accepts writes is available.
 
     The message contains no addresses and no passwords.
     """
@@ -145,7 +145,7 @@ class _SharedClient:
 
 
 class Primary:
-    """Holder of the redis-py client of the current primary, which all threads share.
+    """Holder of one redis-py client for the current primary. All threads share the client.
 
     The first call of `use` creates the client. Thread-safe.
     """
@@ -208,8 +208,8 @@ class Primary:
     def _take(self) -> tuple[_SharedClient, bool]:
         """Return the client, and True if the caller must check the client's idle connections.
 
-        Wait while another thread checks them. That thread takes all connections out of the pool, so
-        this thread would otherwise open an additional connection.
+        Wait while another thread checks the idle connections. The other thread takes all of them
+        out of the pool during the check, so this thread would open an additional connection.
         """
         with self._lock:
             self._lock.wait_for(lambda: self._shared is None or not self._shared.is_checked_now)
@@ -262,8 +262,8 @@ def _check_idle(held: _SharedClient) -> None:
     """Check that each idle connection of the client leads to the primary.
 
     A connection pool reuses the connection that was used last. After a failover, the other
-    connections may still lead to the old server. Without this check, that would be detected only
-    when one of them is used again.
+    connections may still lead to the old server. Without this check, such a connection would be
+    detected only when a command uses it.
     """
     if not held.connections:
         return
@@ -283,9 +283,9 @@ def _check_idle(held: _SharedClient) -> None:
 def write_verified(client: Any) -> Iterator[Any]:
     """Yield a client with one connection, and check at the end that its server is the primary.
 
-    If the server was demoted while the context was open, it discards the context's writes without
-    an error. The check detects this. Servers of a cluster are not checked: a replica in a cluster
-    accepts no writes, and the client of the cluster finds the primaries itself.
+    A server that is demoted while the context is open may discard the writes in the context without
+    an error. The check detects the demotion. Servers of a cluster are not checked: a replica in a
+    cluster accepts no writes, and the client of the cluster finds the primaries itself.
 
     Raises:
         redis.ReadOnlyError: the server is a replica now.

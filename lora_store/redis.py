@@ -3,15 +3,16 @@
 All keys begin with a prefix. Each command uses one key, so the keys may be on different servers of
 a cluster:
 
-``<prefix>:version:<digest>``    "<size> <chunk size> <time put>"; exists only when all chunks do
+``<prefix>:version:<digest>``    "<size> <chunk size> <time of storage>"; written after the chunks
 ``<prefix>:version:<digest>:N``  chunk N of the encoded version (`lora_store.codec`)
+``<prefix>:filling:<digest>``    exists while a gateway stores the version (`RedisTier.claim`)
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
 ``@revision`` grows by a random step with each change of a record. ``@epoch`` is a random value that
 is set when the hash is created. Readers poll both values. If one of them has changed, the reader
-reads all records again. In this way, a reader also detects that the notice of a change was lost,
-that Redis has lost all data, or that a failover has led to a server without the last changes.
+reads all records again. Polling also detects a change whose notice was lost, a loss of all data in
+Redis, and a failover to a server without the last changes.
 
 See decision 078 in docs/decisions.
 """
@@ -63,9 +64,10 @@ _RESERVED_FRACTION = 0.05
 _MAX_STEP = 2**20  # maximum of the random step by which the revision grows
 # Seconds without a message after which a listener pings the server.
 _LISTEN_CHECK_S = 2.0
-# Lua script that stores a record if the stored record is still the expected one. The record is
-# written in the last step. If an earlier step fails, for example because the user may not publish,
-# Redis does not undo the steps before it, but the record is unchanged.
+# Lua script that stores a record if the stored record is still the expected one. The last command
+# writes the record. An earlier command may fail, for example because the Redis user has no
+# permission for PUBLISH. In this case, Redis does not undo the previous commands, but the record is
+# unchanged.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
@@ -86,8 +88,8 @@ class RedisSettings:
     Attributes:
         url: a URL in a format that `lora_store.redis_url` describes.
         prefix: prefix of all keys.
-        ttl_s: time in seconds after which an unused version expires; None for no expiry, so that
-            only Redis' memory policy removes versions. Records never expire.
+        ttl_s: time in seconds after which an unused version expires; None for no expiry. Redis'
+            eviction policy may also remove versions. Records never expire.
         timeout_s: timeout of each connect and each command, in seconds.
     """
 
@@ -98,7 +100,9 @@ class RedisSettings:
 
 
 class RedisTier:
-    """Versions and records in Redis. All methods except `listen` block; call them from threads.
+    """Versions and records of LoRA adapters in Redis.
+
+    All methods except `listen` block: call them from threads.
 
     The methods raise `StoreUnavailable` if Redis cannot be used, for example after a timeout. They
     raise `WritesRefused` or another `StoreError` if Redis refuses the command.
@@ -112,7 +116,7 @@ class RedisTier:
         self._settings = settings
         self._prefix = settings.prefix
         self.refusals = RefusedValues()
-        # Records as last read, by name: (digest of the record's bytes, parsed record).
+        # Maps each record's name to (digest of the record's bytes, parsed record) at the last read.
         self._parsed: dict[str, tuple[bytes, Record]] = {}
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
@@ -125,12 +129,12 @@ class RedisTier:
     # Versions.
 
     def has(self, digests: Sequence[str]) -> set[str]:
-        """Return the digests whose versions Redis has."""
+        """Return the members of `digests` whose adapter versions Redis has."""
         with self._use() as client:
             return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
-        """Store a version.
+        """Store an adapter version.
 
         The version is divided into chunks, because a value in Redis has at most 512 MB. If Redis
         already has the version, only its expiry and its time of storage are updated.
@@ -147,11 +151,11 @@ class RedisTier:
             client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
-        """Return an iterator over the chunks of a version. Return None if Redis lacks the version.
+        """Return an iterator over an adapter version's chunks, or None if Redis lacks the version.
 
-        The iterator raises `StoreError` if Redis has removed a chunk because its memory was full.
-        It then also deletes the version's main key, so that Redis lacks the version from then on.
-        The iterator raises `CorruptBlob` if a chunk has a wrong length.
+        If a chunk is missing, for example because Redis' memory was full, the iterator deletes the
+        key ``<prefix>:version:<digest>`` and raises `StoreError`. Without this key, the version no
+        longer exists in Redis. If a chunk has a wrong length, the iterator raises `CorruptBlob`.
         """
         with self._use() as client:
             description = self._description(client, digest)
@@ -173,7 +177,7 @@ class RedisTier:
                 client.expire(key, ttl)
 
     def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
-        """Delete a version, if it was last stored at least `older_than_s` seconds ago."""
+        """Delete an adapter version, if it was last stored at least `older_than_s` seconds ago."""
         limit = time.time() - older_than_s
         with self._use() as client:
             description = self._description(client, digest)
@@ -184,9 +188,9 @@ class RedisTier:
                 client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
-        """Return the digests of the versions in Redis that were not stored recently.
+        """Return the digests of the adapter versions in Redis, except recently stored versions.
 
-        Such a version was last stored at least `older_than_s` seconds ago.
+        Omit a version if it was last stored less than `older_than_s` seconds ago.
         """
         limit = time.time() - older_than_s
         found: list[str] = []
@@ -207,9 +211,9 @@ class RedisTier:
     def _descriptions(
         self, client: Any, digests: Sequence[str]
     ) -> Iterator[tuple[str, VersionDescription]]:
-        """Yield (digest, description) of each version that Redis has.
+        """Yield (digest, `VersionDescription`) for each version in `digests` that Redis has.
 
-        One round trip reads many descriptions.
+        The descriptions are read in batches, with one round trip per batch.
         """
         for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
             some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
@@ -252,7 +256,7 @@ class RedisTier:
         return int(most * (1 - _RESERVED_FRACTION)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
-        """Claim the task of storing a version, so that other processes do not store it, too.
+        """Claim the task of storing an adapter version, so that no other process stores it.
 
         Return True if the caller has the claim now, and must store the version. The claim expires
         after a few seconds. Return False if another process has the claim.
@@ -266,16 +270,17 @@ class RedisTier:
             client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
-        """Ask all gateways to store a version in Redis, if they have this version on disk."""
+        """Ask all gateways that have an adapter version on disk to store this version in Redis."""
         with self._use() as client:
             client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
-        """Return (epoch, revision) of the records, which differ after any change of a record.
+        """Return (epoch, revision) of the adapter records.
 
-        Return (None, None) if Redis has no records.
+        Each change of a record changes the revision. After Redis has lost all records, the records
+        that are stored next have a new epoch. Return (None, None) if Redis has no records.
         """
         with self._use() as client:
             return self._position(client)
@@ -287,10 +292,10 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return all records, and the result of `position` just before they were read.
+        """Return the result of `position` before reading the records, and the records by name.
 
-        The result is (position, records by name). To save time, a record is not parsed if its bytes
-        are the same as at the last call, or if they equal the record of this name in `known`.
+        To save time, a record is not parsed again if its bytes are the same as at the last call, or
+        the same as the encoded record of this name in `known`.
         """
         with self._use() as client:
             position = self._position(client)
@@ -325,10 +330,10 @@ class RedisTier:
             return StoredRecord(raw, None)
 
     def swap(self, expected: StoredRecord | None, record: Record) -> bool:
-        """Store a record and notify all listeners, if the stored record is still `expected`.
+        """Store a record if Redis still has the record `expected`, and publish the change.
 
         Return True if the record was stored. If `StoreUnavailable` is raised, the record may or may
-        not have been stored. If another `StoreError` is raised, it was not stored.
+        not have been stored. If another `StoreError` is raised, the record was not stored.
         """
         epoch = secrets.token_hex(8)
         with self._use() as shared, write_verified(shared) as client:
@@ -338,10 +343,10 @@ class RedisTier:
             return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Yield each new message of the channel. Raise `StoreError` if the connection fails.
+        """Yield each new message of the channel ``<prefix>:changes``.
 
-        Also raise `StoreError` if `Primary` has created a new client: this client may use another
-        server, so the caller must listen there.
+        Raise `StoreError` if the connection fails, or if `Primary` has created a new client. The
+        new client may use another server, so the caller must call `listen` again to connect to it.
         """
         with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)

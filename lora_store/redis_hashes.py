@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 FIELDS_AT_ONCE = 64
-"""Default number of fields that one command reads. A field has some KiB."""
+"""Default number of fields that one command reads. The value of a field has some KiB."""
 
 
 def read_hash(client: Any, key: str, count: int = FIELDS_AT_ONCE) -> dict[bytes, bytes]:

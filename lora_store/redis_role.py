@@ -1,8 +1,8 @@
 """Detection of Redis servers that are no longer the primary after a failover.
 
-Each connection asks its server if it is a primary or a replica. It does so when it is opened, and
-before a command if the last check is more than `ROLE_CHECK_S` seconds ago. A gateway that only
-reads therefore also detects a failover.
+Each connection asks its server for the server's role, which is primary or replica. The connection
+does so when it is opened, and before a command if the last check is more than `ROLE_CHECK_S`
+seconds ago. A gateway that only reads therefore also detects a failover.
 
 With sentinels, the connection also asks the sentinels which server is the primary (their "master").
 After a failover, the old primary may not know yet that it was demoted. It would then accept writes
@@ -63,7 +63,8 @@ def _text(value: object) -> str:
 def greet(known: WeakSet[Any], connection: Any) -> None:
     """Initialize a new connection, check its server's role, and add the connection to `known`.
 
-    redis-py calls this as `redis_connect_func`, with `connection` as the argument.
+    redis-py calls this function for each new connection: the function is passed to redis-py as the
+    option `redis_connect_func`, with the argument `known` already bound.
     """
     known.add(connection)
     connection.role_due = math.inf  # do not check the role before the commands of `on_connect`
@@ -109,8 +110,8 @@ def make_checked_class(kind: Any) -> Any:
                     break
             if role is None:
                 _warn_of_unknown_roles()
-            # With sentinels, also compare the server with the current master according to the
-            # sentinels. Only connections through sentinels have this attribute.
+            # With sentinels, also check that the sentinels return this server as the current
+            # master. Only connections through sentinels have the attribute `connection_pool`.
             chosen_by = getattr(self, "connection_pool", None)
             is_other = chosen_by is not None and chosen_by.sentinel_manager.discover_master(
                 chosen_by.service_name
@@ -135,8 +136,8 @@ def agreeing_sentinels() -> Any:
     """Return a subclass of `redis.Sentinel` that asks several sentinels for the current master.
 
     After a network partition, some sentinels may still return the old master. Sentinels number
-    their failovers (`config-epoch`), so the answer with the highest number is used. If any answer
-    were used, clients would alternate between two masters.
+    their failovers (`config-epoch`), so the answer with the highest number is used. Otherwise
+    clients could alternate between two masters.
     """
     redis = import_module("redis")
 
@@ -152,16 +153,18 @@ def agreeing_sentinels() -> Any:
         def discover_master(self, service_name: str) -> tuple[str, int]:
             """Return (host, port) of the master.
 
-            Sentinels are asked until a majority gives the same answer, or all have been asked.
-            Raise MasterNotFoundError if no sentinel knows a master that is up.
+            Sentinels are asked one after another, until a majority of all sentinels agrees. The
+            answer with the highest failover number is used. Raise MasterNotFoundError if no
+            sentinel knows a master, or if this answer says that the master is down.
             """
             known = list(self.sentinels)
             silent_until = self.silent_until
             found: list[tuple[int, bool, tuple[str, int]]] = []
-            # First ask the sentinels that answered last time, then those whose failure is oldest.
+            # First ask the sentinels that answered last time. Then ask the other sentinels, in the
+            # order of their last failures.
             for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
-                # When a master is known, skip sentinels that did not answer last time. This method
-                # runs in each role check of each connection, so it must not wait for timeouts.
+                # If an earlier sentinel has named a master that is up, skip sentinels that recently
+                # did not answer. Waiting for their timeouts would delay each connection's checks.
                 is_known = any(is_up for _, is_up, _ in found)
                 if is_known and time.monotonic() < silent_until.get(sentinel, 0.0):
                     continue

@@ -1,7 +1,7 @@
-"""Function that copies the certificate files of a Redis URL to memory files.
+"""Function that copies the certificate files of a Redis URL to in-memory files.
 
-redis-py reads the files for each new connection. The copies are always complete, even while the
-original files are being replaced.
+redis-py reads the certificate files for each new connection, possibly while they are being
+replaced. The in-memory copies are always complete.
 """
 
 from __future__ import annotations

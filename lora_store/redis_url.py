@@ -46,7 +46,10 @@ class RedisUrl:
     _after: str = field(default="", repr=False)
 
     def at(self, host: str, port: int) -> str:
-        """Return the URL of a server with the same options, in the syntax of redis-py."""
+        """Return the URL of the server ``host:port``, in the syntax of redis-py.
+
+        The login, database and options are the same as in the parsed URL.
+        """
         bracketed = f"[{host}]" if ":" in host else host
         return f"{self._before}{bracketed}:{port}{self._after}"
 

@@ -1,8 +1,8 @@
 """Validation of values in Redis, which are untrusted input.
 
 Other programs may write to the same Redis: a newer release, an operator's script, or an attacker
-who controls another client. Invalid values are never used, automatically overwritten or deleted.
-`lora_store.refusals` counts them.
+who controls another client. Invalid values are not used. Invalid records are not overwritten or
+deleted automatically. `lora_store.refusals` counts invalid values.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class StoreStats:
     """Statistics of one adapter store: counters that only grow, and current values.
 
-    The fields are updated only on the event loop, so they need no lock.
+    The fields are updated on the event loop, so they need no lock. One exception is harmless: a
+    thread may set `redis_up` to False.
     """
 
     memory_hits: int = 0

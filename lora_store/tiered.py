@@ -2,23 +2,24 @@
 
 *Versions.* A version is one immutable set of an adapter's weights. `put` writes a version to the
 disk, then to Redis. If Redis is down, the version is sent to Redis later. `get` searches memory,
-disk and Redis in this order; concurrent callers share one read. Each version is verified after it
-was read into memory. If the file on disk is damaged, it is moved to quarantine and replaced by a
-copy from memory or Redis. If Redis lacks a version, the store publishes a request in Redis, and a
-gateway that has the version stores it there. Every store copies all versions to which records refer
-to its own disk, so no version is lost if Redis loses all its data.
+disk and Redis in this order. Concurrent callers of `get` share one read. Each version is verified
+after it was read into memory. A damaged file on disk is moved to quarantine, and replaced by a copy
+from memory or Redis. If Redis lacks a version, the store publishes a request for it through Redis.
+A gateway that has the version answers the request by storing the version in Redis. Every store
+copies all versions that records list to its own disk. No version is therefore lost if Redis loses
+all its data.
 
 *Records.* A record lists the versions of one adapter name. The disk and Redis each have a copy of
-every record. `adapters.record.merge` merges different copies. Even if one copy is old, no added
-version is lost and no removed version comes back. To change a record, the store holds the folder's
+every record. `adapters.record.merge` merges copies that differ. Even if one copy is old, no added
+version is lost and no removed version comes back. To change a record, the store takes the folder's
 lock, performs a compare-and-set in Redis, and writes the record to the disk. The change succeeds if
-Redis has stored the record, even if the disk cannot store it. If there is no Redis, or if the
-answer of Redis is lost, the change succeeds if the disk has stored the record.
+Redis has stored the record, even if the disk cannot store it. Without Redis, or if the answer of
+Redis is lost, the change succeeds if the disk has stored the record.
 
-*Merging.* All records are merged at start, after a notice that another gateway has changed a
-record, and after a reconnect. The store also polls Redis and the folder every `poll_s` seconds, and
-merges the records if any has changed. A lost notice therefore only causes a delay. While the disk
-cannot store all records, they are merged at each poll.
+*Merging.* All records are merged at start, after a reconnect to Redis, and after a notice that
+another gateway has changed a record. The store also polls Redis and the folder every `poll_s`
+seconds, and merges the records if any has changed. A lost notice therefore only delays the merge.
+While the disk cannot store all records, they are merged at each poll.
 
 See decision 026 in docs/decisions.
 """
@@ -54,8 +55,9 @@ _RELISTEN_S = 0.2
 _RETRY_S = 10.0
 _COLLECT_S = 600.0
 _GRACE_S = 3600.0
-# After a change of the folder, the store reads the folder at each poll until its mtime is this old.
-# mtimes are coarse, so a second change shortly after the first may not change the mtime.
+# Age, in nanoseconds, from which the folder's mtime is reliable. mtimes are coarse: two changes in
+# quick succession may result in the same mtime. While the mtime is younger than this age, the store
+# therefore reads all records at each poll.
 _SETTLED_NS = 1_000_000_000
 # Maximum number of queued versions that other gateways have requested. Further requests are
 # dropped, because gateways repeat their requests.
@@ -65,8 +67,8 @@ _MAX_WANTED_VERSIONS = 1024
 class TieredStore:
     """The adapter store of one process. Use it as an async context manager.
 
-    `stats` has the store's statistics for metrics. If `on_change` is set, it is called on the event
-    loop with all records after each change of a record.
+    `stats` has the store's statistics for metrics. If the callback `on_change` is set, the event
+    loop calls it after each change of a record. Its argument has all records.
     """
 
     def __init__(
@@ -101,8 +103,8 @@ class TieredStore:
         self._redis_started_over = False
         # True if `_records` has all records of disk and Redis, and none of them is unreadable.
         self._knows_all = False
-        # Digests of the versions that other gateways have requested, as a queue. The store is
-        # sending the first of these versions to Redis now.
+        # Queue of the versions, by digest, that other gateways have requested. A version stays in
+        # the queue until the attempt to send it to Redis has ended.
         self._wanted: dict[str, None] = {}
         self._wanted_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -139,9 +141,10 @@ class TieredStore:
         await self._versions.put(converted)
 
     async def verify(self, digest: str) -> None:
-        """Verify every byte of a version on this disk. Repair a damaged copy from memory or Redis.
+        """Verify every byte of an adapter version on this disk.
 
-        Raise `VersionUnavailable` or `StoreUnavailable` if the copy cannot be repaired.
+        Repair a damaged copy from memory or Redis. Raise `VersionUnavailable` or `StoreUnavailable`
+        if the copy cannot be repaired.
         """
         await self._versions.verify(digest)
 
@@ -265,8 +268,8 @@ class TieredStore:
             self._nudge.set()
 
     async def _run_sending(self) -> None:
-        # Run this in a separate task, not in `_upkeep`. `_upkeep` may wait for a version that only
-        # another gateway has. Two gateways could then wait for each other forever.
+        # Send the versions in this separate task, because `_upkeep` may wait until another gateway
+        # sends a version. If `_upkeep` also sent versions, two gateways could wait for each other.
         while True:
             await self._wanted_changed.wait()
             self._wanted_changed.clear()
@@ -280,7 +283,7 @@ class TieredStore:
                     del self._wanted[digest]
 
     async def _upkeep(self) -> None:
-        """Copy missing versions to the disk and to Redis, and delete versions without a record.
+        """Copy missing versions to the disk and to Redis. Delete versions that no record lists.
 
         Run until cancelled.
         """
@@ -301,7 +304,7 @@ class TieredStore:
                 _LOG.warning("upkeep continues later: %s", error)
 
     async def _copy_versions(self) -> bool:
-        """Copy the versions that the disk lacks to the disk, and those that Redis lacks to Redis.
+        """Copy to the disk and to Redis the adapter versions that each of them lacks.
 
         Return True if all versions were copied.
         """

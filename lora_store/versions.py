@@ -22,15 +22,15 @@ from lora_store.stats import StoreStats
 
 _LOG = logging.getLogger(__name__)
 
-# If Redis and this disk lack a version, another gateway may still have it. This is the maximum time
-# to wait until that gateway has stored the version in Redis.
+# Maximum time to wait for a version that is missing in Redis and on this disk. During this time,
+# another gateway that has the version can store it in Redis.
 _REFILL_TIMEOUT_S = 5.0
 _REFILL_POLL_S = 0.05
 # Interval at which the request to store the version in Redis is repeated. A gateway that has the
 # version may not have been connected to Redis at the first request.
 _WANT_INTERVAL_S = 0.5
-# Maximum number of concurrent reads of versions from disk, each of which may take half a second of
-# CPU. `Link` has more threads, so reads of records need not wait for reads of versions.
+# Maximum number of versions that are read from disk at the same time. One read may take half a
+# second of CPU. `Link` has more threads, so reads of records need not wait for reads of versions.
 _MAX_DISK_READS = 2
 _MAX_LOGGED_VERSIONS = 3  # maximum number of digests in a log line
 
@@ -44,16 +44,16 @@ class Versions:
         self._memory = memory
         self._stats = stats
         self._flights: dict[str, asyncio.Task[Converted]] = {}
-        # Digests of running loads whose result will be stored in memory.
+        # Digests of the versions that are being loaded and will be stored in memory.
         self._for_memory: set[str] = set()
         self._unsent: set[str] = set()
         self._reading = asyncio.Semaphore(_MAX_DISK_READS)
 
     async def get(self, digest: str) -> Converted:
-        """Return a version from memory, disk or Redis. Concurrent callers share one read.
+        """Return an adapter version from memory, disk or Redis. Concurrent callers share one read.
 
         If the version is in memory but its file on disk has changed, the file is read and verified
-        at once: a damaged file can be repaired while memory still has the version.
+        at once. If the file is damaged, it is written again from memory or Redis.
         """
         stored = self._memory.get(digest)
         if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
@@ -63,7 +63,7 @@ class Versions:
         return await self._load_shared(digest, keep=True)
 
     async def put(self, converted: Converted) -> None:
-        """Store a version on disk and in Redis. If Redis is down, send it to Redis later."""
+        """Store an adapter version on disk and in Redis. If Redis is down, send it there later."""
         digest = converted.digest
         await self._link.run(partial(self._disk.put, converted))
         stored = await self._from_disk(digest)
@@ -78,16 +78,16 @@ class Versions:
             self._mark_unsent([digest], error)
 
     async def verify(self, digest: str) -> None:
-        """Verify every byte of the version's file on this disk.
+        """Verify every byte of an adapter version's file on this disk.
 
         Repair a damaged file from memory or Redis. Raise an error if it cannot be repaired.
         """
         await self._load_shared(digest, keep=True)
 
     async def copy_to_disk(self, digests: Iterable[str]) -> bool:
-        """Copy the versions that this disk lacks to this disk.
+        """Copy the adapter versions in `digests` that this disk lacks to this disk.
 
-        Return True if this disk has all versions in `digests` afterwards.
+        Return True if this disk now has all versions in `digests`.
         """
         complete = True
         for digest in await self._link.run(partial(self._disk.find_missing, digests)):
@@ -99,12 +99,13 @@ class Versions:
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
-        """Send the versions that Redis lacks to Redis.
+        """Send adapter versions to Redis, unless Redis already has them.
 
-        These are the versions in `digests`, and the versions that could not be sent before. If
-        Redis refuses writes, the remaining versions are sent later. If Redis has no free memory, it
-        would have to remove other versions. The remaining versions are then sent only when a
-        gateway requests them. Raise `StoreUnavailable` if Redis becomes unavailable.
+        These are the versions in `digests`, and all versions that earlier could not be sent.
+
+        If Redis refuses writes, the remaining versions are sent later. If Redis has no more free
+        memory, each remaining version is sent only when a gateway requests it, because Redis would
+        otherwise remove other versions. Raise `StoreUnavailable` if Redis becomes unavailable.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
@@ -123,10 +124,10 @@ class Versions:
                 return
 
     async def send_if_stored(self, digest: str) -> None:
-        """Send a version that another gateway has requested to Redis, if this disk has it.
+        """Send to Redis an adapter version that another gateway has requested.
 
-        Do nothing if Redis already has the version: gateways repeat a request until they find the
-        version in Redis.
+        Do nothing if this disk lacks the version. Also do nothing if Redis already has the version:
+        gateways repeat a request until they find the version in Redis.
         """
         if not await self._link.call(lambda redis: redis.has([digest])):
             await self._send(digest)
@@ -256,8 +257,8 @@ class Versions:
 
         Raises:
             StoreUnavailable: Redis is down.
-            WritesRefused: Redis refuses writes. Usually, Redis already refuses the claim, before
-                this method has read the version from the disk.
+            WritesRefused: Redis refuses writes. The first write is the claim (`RedisTier.claim`).
+                If Redis refuses the claim, the version is not read from the disk.
         """
         try:
             # Do not claim a version that is not on this disk: the claim would prevent gateways that

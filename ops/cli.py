@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def with_dashes(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the arguments, with each underscore in an option name replaced by a dash.
 
-    The options of NVIDIA's scripts for Triton have underscores, and users may copy their command
-    lines. Arguments after `--` are unchanged.
+    The options of NVIDIA's scripts for Triton have underscores. Users may copy the options from
+    command lines of these scripts. Arguments after `--` are unchanged.
     """
     rest = iter(arguments)
     for argument in rest:

@@ -1,8 +1,8 @@
 """Parser of boolean parameters in config.pbtxt, for the Python models and for checks of settings.
 
 The renderer copies this file into each model's version folder, so the file must not import other
-modules of this project. The parser refuses unknown words. Upstream's models and its C++ backend
-silently read an unknown word as false or as the default.
+modules of this project. The parser refuses unknown words. The Python models and the C++ backend of
+upstream (tensorrtllm_backend) silently read an unknown word as false or as the default.
 """
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
@@ -11,10 +11,7 @@ TRUE, FALSE = ("true", "1"), ("false", "0")
 Upstream's C++ backend reads every other word as false.
 """
 MODEL_TRUE, MODEL_FALSE = (*TRUE, "t", "yes", "y"), (*FALSE, "f", "no", "n")
-"""Words that the other models accept, in upper or lower case.
-
-These are preprocessing, postprocessing and tensorrt_llm_bls.
-"""
+"""Words that preprocessing, postprocessing and tensorrt_llm_bls accept, in upper or lower case."""
 
 
 def parse_boolean(value: str, *, of_text_model: bool = False) -> bool:

@@ -47,7 +47,7 @@ def parse_substitutions(text: str) -> dict[str, str]:
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Return the template's text with the values filled in.
 
-    A key that `values` does not have gets its value from `PRESET`, if `PRESET` has the key.
+    `PRESET` has default values for keys that are missing in `values`.
     """
     return Template(template).safe_substitute({**PRESET, **values})
 

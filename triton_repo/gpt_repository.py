@@ -1,8 +1,9 @@
 """Renderer of the GPT model repository, which corresponds to `all_models/gpt` of upstream.
 
 The repository has neither in-flight batching nor streaming. Its model `tensorrt_llm` runs one
-static batch after another, and sends complete responses. All placeholders in the templates in `gpt`
-are string values, because every version of upstream's `fill_template.py` can fill string values.
+static batch after another, and sends complete responses. Every version of upstream's
+`fill_template.py` can fill the templates in `gpt`, because all their placeholders stand for string
+values.
 """
 
 from collections.abc import Mapping

@@ -25,8 +25,8 @@ from triton_repo.parameters import (
 from triton_repo.render import TEMPLATES, values
 
 MAIN, V1_3, V1_2 = "main", "1.3", "1.2"
-# For each release: a regular expression for the inputs that the template has, but that upstream's
-# config.pbtxt of this release does not have yet.
+# Maps each release to a regular expression for inputs that upstream's config.pbtxt of this release
+# lacks. `render_llmapi` removes these inputs from this project's template.
 _LACKS = {MAIN: "", V1_3: "image_url", V1_2: r"image_url|lora_\w+"}
 _OWN = (CORE,)
 

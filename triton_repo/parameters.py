@@ -1,14 +1,15 @@
 """The parameters of the inflight_batcher_llm templates, with their types and allowed values.
 
-Names, mandatory flags and allowed values are those of tensorrtllm_backend v0.17 and v0.19. They
-were taken from its files `docs/model_config.md` and `tools/fill_template.py`. The releases are the
-template sets in `triton_repo.releases`; V0_20 has the same parameters as V0_19. All template sets
-have the parameters of guided decoding, although upstream added guided decoding in v0.19 and its
-backend llguidance later.
+Names, mandatory flags and allowed values are those of tensorrtllm_backend (upstream) v0.17 and
+v0.19. They were taken from upstream's files `docs/model_config.md` and `tools/fill_template.py`.
+`Parameter.releases` names the template sets in `triton_repo.releases` that have the parameter. The
+template set V0_20 has the same parameters as V0_19. The parameters of guided decoding are in all
+template sets, although upstream added them in v0.19, and the value "llguidance" even later.
 
 Two parameters exist only in this project:
 - `lora_weights_data_type` is the data type of LoRA weights. The templates contain float16, like
-  upstream's, and `render` replaces it. Users of upstream's templates must edit three files.
+  upstream's, and `render` writes the parameter's value instead. With upstream's own templates,
+  users must edit three files to change the data type.
 - `trust_remote_code` allows code in a tokenizer's folder to run. Upstream's models always run such
   code.
 """
@@ -88,8 +89,8 @@ def text() -> ParameterKind:
 def is_boolean(kind: ParameterKind) -> bool:
     """Return True if `kind` is the type of boolean parameters.
 
-    Checks of existing files need this: `triton_repo.booleans` lists the words that each model
-    accepts as a boolean.
+    The check of existing files (`ops.deployment.check_values`) does not use `kind.write` for
+    boolean parameters, because some models also accept other words (`triton_repo.booleans`).
     """
     return kind.allowed == _BOOLEAN
 
@@ -170,7 +171,7 @@ PARAMETERS = (
     Parameter("tensorrt_llm_model_name", (BLS,), text()),
     Parameter("tensorrt_llm_draft_model_name", (BLS,), text()),
     Parameter("multimodal_encoders_name", (BLS,), text()),
-    # Parameters of tensorrt_llm: Triton
+    # Parameters of the model tensorrt_llm that configure Triton's model
     Parameter("triton_backend", (CORE,), one_of("tensorrtllm", "python"), mandatory=True),
     Parameter("max_queue_delay_microseconds", (CORE,), integer(), mandatory=True),
     Parameter(
@@ -187,7 +188,7 @@ PARAMETERS = (
     Parameter("stats_check_period_ms", (CORE,), integer(1)),
     Parameter("iter_stats_max_iterations", (CORE,), integer()),
     Parameter("request_stats_max_iterations", (CORE,), integer()),
-    # Parameters of tensorrt_llm: the engine
+    # Parameters of the model tensorrt_llm that concern the engine
     Parameter("encoder_engine_dir", (CORE,), text()),
     Parameter(
         "batching_strategy",
@@ -207,7 +208,7 @@ PARAMETERS = (
     Parameter("multi_block_mode", (CORE,), boolean()),
     Parameter("cuda_graph_mode", (CORE,), boolean()),
     Parameter("cuda_graph_cache_size", (CORE,), integer()),
-    # Parameters of tensorrt_llm: the KV cache
+    # Parameters of the model tensorrt_llm that concern the KV cache
     Parameter("max_tokens_in_paged_kv_cache", (CORE,), integer(1)),
     Parameter("max_attention_window_size", (CORE,), integers()),
     Parameter("sink_token_length", (CORE,), integer()),
@@ -217,13 +218,13 @@ PARAMETERS = (
     Parameter("kv_cache_onboard_blocks", (CORE,), boolean()),
     Parameter("enable_kv_cache_reuse", (CORE,), boolean(), releases=(V0_17,)),
     Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=SINCE_V0_19),
-    # Parameters of tensorrt_llm: the LoRA cache
+    # Parameters of the model tensorrt_llm that concern the LoRA cache
     Parameter("lora_cache_optimal_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_max_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_gpu_memory_fraction", (CORE,), fraction()),
     Parameter("lora_cache_host_memory_bytes", (CORE,), integer(1)),
     Parameter("lora_prefetch_dir", (CORE,), text(), releases=SINCE_V0_19),
-    # Parameters of tensorrt_llm: decoding
+    # Parameters of the model tensorrt_llm that concern decoding
     Parameter(
         "decoding_mode",
         (CORE,),
@@ -238,8 +239,8 @@ PARAMETERS = (
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
-    # Parameters of tensorrt_llm: guided decoding. `triton_backend: python` needs tokenizer_dir;
-    # `tensorrtllm` needs the output file of generate_xgrammar_tokenizer_info.py.
+    # Parameters of the model tensorrt_llm that concern guided decoding. `triton_backend: python`
+    # needs tokenizer_dir; `tensorrtllm` needs the output of generate_xgrammar_tokenizer_info.py.
     Parameter("guided_decoding_backend", (CORE,), one_of("xgrammar", "llguidance")),
     Parameter("tokenizer_dir", (CORE,), text()),
     Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),

@@ -1,16 +1,18 @@
 """Variants of the `inflight_batcher_llm` templates for different releases of TensorRT-LLM.
 
 A template set is one variant of all templates. It is named after the first release that uses it.
-There is one file per template. As it is, the file is valid for v0.17, and upstream's
-`fill_template.py` can fill it. Marks in its lines say which template sets have a line:
+One file has all variants of a template. Without any processing, the file is a valid template for
+v0.17, and upstream's `fill_template.py` can fill it. Marks say to which template sets a line
+belongs:
 - A comment that begins with `#0.19 ` contains a line for the sets since v0.19.
 - A line that ends with ` #0.17` belongs only to the sets up to v0.17.
 
-In Python files, these two kinds of lines end with `# since 0.19` and with `# until 0.17`.
+In Python files, a line for the sets since v0.19 ends with `# since 0.19`. A line for the sets up to
+v0.17 ends with `# until 0.17`.
 
-V0_20 is for NVIDIA's containers since 25.05. The first of these containers has TensorRT-LLM 0.19.0,
-but its input names differ from those of upstream's tag v0.19.0, for which V0_19 is. A backend
-silently ignores input names of another set.
+V0_19 is for upstream's tag v0.19.0. V0_20 is for NVIDIA's containers since 25.05. The container
+25.05 has TensorRT-LLM 0.19.0, but other input names than upstream's tag v0.19.0. A backend silently
+ignores an input whose name belongs to another template set.
 
 See decision 050 in docs/decisions.
 """
@@ -49,7 +51,10 @@ def module_of(release: str, module: str) -> str:
 
 
 def _has(release: str, since: str | None, until: str | None) -> bool:
-    """Return True if a line with these marks belongs to the template set `release`."""
+    """Return True if a line belongs to the template set `release`.
+
+    `since` and `until` are the first and last template set of the line; None without this mark.
+    """
     at = RELEASES.index(release)
     first = RELEASES.index(since) if since else 0
     last = RELEASES.index(until) if until else len(RELEASES)

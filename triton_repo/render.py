@@ -91,7 +91,8 @@ def filled_values(
 ) -> dict[str, str]:
     """Return each parameter of `models` as text for config.pbtxt.
 
-    Raises RenderError as `render` does.
+    Raises RenderError if a parameter is unknown, a mandatory one is missing, or a value is not
+    allowed.
     """
     table: dict[str, Parameter] = {}
     for entry in parameters_of(release):
@@ -107,7 +108,8 @@ def values(
 ) -> dict[str, str]:
     """Return each parameter in `table` as text for config.pbtxt.
 
-    Raises RenderError as `render` does.
+    Raises RenderError if a parameter is unknown, a mandatory one is missing, or a value is not
+    allowed.
     """
     problems = [
         f"{name}: unknown parameter; allowed for {', '.join(models)}: {', '.join(sorted(table))}"

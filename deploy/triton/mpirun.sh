@@ -1,11 +1,11 @@
 #!/bin/sh
-# mpirun, but at SIGTERM Triton ends what it has begun: it gives that 30 s, or --exit-timeout-secs. mpirun
-# itself kills its ranks within two seconds. Rank 0 serves; the others live as long as it does.
+# Like mpirun, but at SIGTERM Triton can finish running requests, in 30 s or --exit-timeout-secs. mpirun
+# alone kills its ranks within two seconds. Rank 0 serves; the other ranks end when rank 0 ends.
 mpirun "$@" &
 mpirun=$!
 ended=
 
-# The trap calls it; the file of process ids is one line.
+# The trap calls this function. The file of process ids has one line, so `for` may split it.
 # shellcheck disable=SC2013,SC2329
 end() {
     trap '' TERM INT
@@ -22,7 +22,7 @@ end() {
 trap end TERM INT
 wait "$mpirun"
 status=$?
-# A signal ends the wait, not what is waited for.
+# A signal interrupts `wait`, but mpirun still runs, so wait again.
 if [ -n "$ended" ]; then
     wait "$mpirun"
     status=$?

@@ -1,6 +1,6 @@
 #!/bin/sh
-# tritonserver with everything but health closed to whoever lacks the key that the gateway has, so
-# that the network's policy is not the only wall. The launcher takes this file's path:
+# tritonserver that requires the gateway's key for everything except health checks, so that the
+# network policy is not the only protection. Give the launcher this file's path:
 #   gateway triton launch --tritonserver /launch/tritonserver.sh ...
 set -eu
 key=$(cat "${TRITON_KEY_FILE:-/run/secrets/triton/key}")

@@ -100,9 +100,9 @@ def authenticate_metrics_reader(request: Request) -> Service:
 def may_read_details(request: Request) -> bool:
     """Return True if `authenticate_metrics_reader` would admit the caller.
 
-    Endpoints that show fewer details to other callers use this function. Health probes may send any
-    key. So, unlike `Access.admin`, this function does not count a key of another kind as a failed
-    attempt.
+    Endpoints use this function to decide if the caller gets all details. Health probes may send a
+    tenant's key instead of an admin's key. So unlike `Access.admin`, this function does not count a
+    wrong admin key as a failed attempt.
     """
     if not is_for_admins(request):
         return False

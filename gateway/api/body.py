@@ -27,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 LARGE_BODY_BYTES = 64 * 1024
 """Size in bytes above which a request body counts as large.
 
-Before more bytes of a body are read, the request needs a share of the memory budget for bodies.
+A request reads at most so many bytes before it gets a share of the memory budget for bodies.
 """
 
 # Accepted media types of a JSON body. curl and `fetch` in browsers send the last two by default.
@@ -47,8 +47,8 @@ async def read_body(
     Args:
         request: the request.
         limit: maximum size in bytes, both as sent and after decompression.
-        on_large: awaited once before more than LARGE_BODY_BYTES are read, with the expected size in
-            bytes, or `limit` if the size is unknown.
+        on_large: awaited once, before more than LARGE_BODY_BYTES are read. Its argument is the size
+            of the body in bytes, or `limit` if the size is not known yet.
 
     Raises:
         UnsupportedMediaType: The body is not JSON, or has an unknown encoding.
@@ -104,8 +104,8 @@ def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
     """Return a FastAPI dependency that reads the JSON body as `model`.
 
     FastAPI runs dependencies in the order of the endpoint's parameters. Put this dependency after
-    the one that checks the caller's key, to read no body without a valid key. `limit` is the
-    maximum size in bytes; None for the setting `max_body_bytes`.
+    the one that checks the caller's key. Otherwise the body of a caller without a valid key would
+    be read, too. `limit` is the maximum size in bytes; None for the setting `max_body_bytes`.
     """
 
     async def read(request: Request) -> BaseModel:

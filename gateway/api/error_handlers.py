@@ -1,4 +1,8 @@
-"""Exception handlers that build error responses, for endpoints with and without FastAPI."""
+"""Exception handlers that build error responses.
+
+`gateway.app` passes these handlers to FastAPI. It also calls them for the endpoints that run
+without FastAPI.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from gateway.http import http_errors
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
 """Base classes of all errors in `TABLE`."""
 
-# Limits in characters. Errors quote values from the client's request, which may be megabytes long.
+# Maximum characters of an error's message and of its `param`. Both may quote values from the
+# client's request, which may be megabytes long.
 _MAX_MESSAGE = 2000
 _MAX_PARAM = 200
 
@@ -103,7 +104,8 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     http_errors.SlowRequest: ErrorRow(408, _CLIENT, "request_timeout"),
     http_errors.ContentTooLarge: ErrorRow(413, _CLIENT, "content_too_large"),
     http_errors.UnsupportedMediaType: ErrorRow(415, _CLIENT, "unsupported_media_type"),
-    # The Codex client falls back to HTTP after this status; after others it retries for seconds.
+    # The Codex client switches from WebSocket to HTTP at once if the status is 426. After other
+    # statuses, it first retries for several seconds.
     http_errors.WebSocketNotOffered: ErrorRow(426, _CLIENT, "websocket_not_offered"),
     http_errors.HeadersTooLarge: ErrorRow(431, _CLIENT, "headers_too_large"),
     http_errors.TooManyConnections: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
@@ -179,8 +181,8 @@ def build_envelope(error: Failure) -> bytes:
 def status_of(error: BaseException | None) -> int:
     """Return the HTTP status for an error, 200 for None.
 
-    If the error occurred after the response headers were sent, the client has received another
-    status. Then only logs and metrics show the status returned here.
+    If an error occurs after the response headers were sent, the client has already received a
+    different status. The returned status is then used only in logs and metrics.
     """
     if error is None:
         return 200
@@ -188,7 +190,10 @@ def status_of(error: BaseException | None) -> int:
 
 
 def get_refusal_reason(error: Failure) -> str | None:
-    """Return a short reason for logs and metrics if the error is a refusal; else None."""
+    """Return a short reason for logs and metrics if the gateway refused the request; else None.
+
+    Errors with the status 503 or 4xx are refusals, except for disconnected clients (499).
+    """
     if isinstance(error, errors.RateLimited):
         return error.limit
     if isinstance(error, errors.Overloaded) and error.cause is not None:
@@ -200,9 +205,10 @@ def get_refusal_reason(error: Failure) -> str | None:
 
 
 def _build_headers(error: Failure) -> dict[str, str]:
-    """Build the response headers that say whether and when to retry.
+    """Build the response headers of an error.
 
-    Without `x-should-retry`, openai-python retries every 429 and 5xx twice.
+    Most of these headers say whether and when to retry. Without `x-should-retry`, openai-python
+    retries every 429 and 5xx twice.
     """
     if isinstance(error, http_errors.MethodNotAllowed):
         return {"allow": ", ".join(error.allowed)}

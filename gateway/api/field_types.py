@@ -15,9 +15,9 @@ from gateway.generation.options import MODEL_MAXIMUM
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-# Maximum number of characters of all strings in `bad_words` together. In the worst case, each
-# character becomes 8 token ids for each choice: each string is sent with and without a leading
-# space, and a character may take 4 tokens.
+# Maximum number of characters of all strings in `bad_words` together. The engine gets each string
+# as token ids, with and without a leading space, and again for each choice. A character may take 4
+# token ids.
 _MAX_BAD_WORD_CHARS = 4096
 INT32 = 2**31
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
@@ -34,9 +34,9 @@ def _to_int(value: Any) -> Any:
 def _to_int64(value: Any) -> Any:
     """Convert a value like `_to_int`. Raise PydanticCustomError if an integer exceeds 64 bits.
 
-    orjson reads such an integer as the nearest float, which may be equal to `MIN_INT64`. So a
-    float equal to `MIN_INT64` is refused, too. pydantic's limits `ge` and `le` are not used: its
-    error messages would print them as floats.
+    orjson reads an integer that exceeds 64 bits as the nearest float. A float that equals
+    `MIN_INT64` may come from such an integer, so this float is refused, too. pydantic's limits `ge`
+    and `le` are not used, because its error messages would print the limits as floats.
     """
     number = _to_int(value)
     if type(number) is int:

@@ -1,4 +1,4 @@
-"""Hosted tools: tools that OpenAI or Anthropic runs, or that their models know without a schema.
+"""Hosted tools: tools that OpenAI or Anthropic runs, or whose schema their models already know.
 
 This server does not run such tools or describe them to the model. They are left out of the prompt
 and named in the header `x-ignored-parameters`. A request is refused only if its tool choice demands
@@ -13,8 +13,9 @@ from typing import NamedTuple
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
-# Limits on the names that `name_hosted` returns: their number, and the characters of a tool type.
-# The names stay in memory until the response ends. The module `ignored` limits the header's length.
+# Maximum number of names that `name_hosted` returns, and maximum characters of the tool type in a
+# name. These limits save memory, because the names are needed until the response ends. The length
+# of the header has another limit, in the module `ignored`.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
 _MAX_MISSPELLED_CHARS = 16
@@ -30,8 +31,9 @@ class HostedTool(NamedTuple):
 def find_meant_type(kind: str) -> str | None:
     """Return `function` or `custom` if `kind` looks like a misspelling of that type; else None.
 
-    A misspelling has the same set of letters as the type, except for at most one letter. Without
-    this check, a client's own tool with a misspelled type would be left out like a hosted tool.
+    A misspelling consists of the same letters as the type, in any order. At most one letter may be
+    missing or added. Without this check, a client's own tool with a misspelled type would be left
+    out like a hosted tool.
     """
     if len(kind) > _MAX_MISSPELLED_CHARS:
         return None

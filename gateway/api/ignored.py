@@ -13,8 +13,8 @@ MAX_NAME_CHARS = 200
 MAX_HEADER_CHARS = 2048
 _CUT = "..."
 _MORE_CHARS = len(", and 200000 more")
-# Characters to escape: all except visible ASCII, and also the comma and the backslash. A comma
-# separates two names.
+# Characters to escape: all characters outside of visible ASCII (also spaces), commas and
+# backslashes. A comma separates two names in the header.
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
@@ -28,9 +28,10 @@ def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
 
 
 def format_names(names: Iterable[str], more: int = 0) -> str:
-    """Return the header's value: distinct names, comma-separated, and `and N more` if it is cut.
+    """Return the header's value: the distinct names, separated by commas.
 
-    The value is visible ASCII and spaces, of at most `MAX_HEADER_CHARS` characters.
+    If not all names fit or `more` is not 0, the value ends with `and N more`. The value consists of
+    visible ASCII and spaces, and has at most `MAX_HEADER_CHARS` characters.
     """
     distinct = list(dict.fromkeys(names))
     size, shown = 0, list[str]()

@@ -24,9 +24,9 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
-# Maximum weighted number of values in a body (see `_count_parts`) that is parsed on the event loop.
-# A body with more values is parsed in a thread. The size in bytes does not predict the time of
-# parsing: a tool or message costs up to 40 us, any other value up to 1.5 us
+# A body with more values than this is parsed in a thread, not on the event loop. The time of
+# parsing depends on the number of values, not on the size in bytes. An object counts as several
+# values: parsing a tool or a message takes up to 40 us, parsing any other value up to 1.5 us
 # (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
 _PARTS_PER_OBJECT = 32
@@ -36,8 +36,9 @@ _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 class Intake:
     """Reader of one request's body that holds the request's shares of the memory budgets.
 
-    Enter the context before the body is read, and leave it when the prompt is tokenized. If the
-    client disconnects, the code inside is cancelled and ClientDisconnected is raised.
+    Use as a context manager: enter it before the body is read, and leave it after the prompt is
+    tokenized. If the client disconnects meanwhile, the request's task is cancelled and the context
+    manager raises ClientDisconnected.
     """
 
     def __init__(self, request: Request, tenant: Tenant | None) -> None:
@@ -87,16 +88,17 @@ class Intake:
         """Return the result of `work`. Use a thread for a large body or after `offload`."""
         if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
-        # Tenants share the threads fairly, by `chars`. Count at least the size of a large body:
-        # work on a small body is offloaded only if the work takes long.
+        # Tenants share the threads fairly, by the cost `chars` of their work. A small body is
+        # processed in a thread only if the work takes long. So a small body costs as much as one of
+        # `LARGE_BODY_BYTES` bytes.
         chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.threads.run(self._tenant, chars, work)
 
     def offload(self) -> None:
         """Make all later calls of `work` use a thread.
 
-        Call this method before work that takes long although the body is small, for example before
-        `work` is called many times.
+        Call this method if the body is small but the work on it takes long in total. An example is
+        a caller that calls `work` many times.
         """
         self._offloads = True
 
@@ -131,10 +133,10 @@ class Intake:
 
 
 def _count_parts(body: bytes) -> int:
-    """Estimate the number of values in a JSON body, weighted by the time that they take to process.
+    """Estimate the number of values in a JSON body. An object counts as `_PARTS_PER_OBJECT` values.
 
-    Each `<` counts as a value, too. Most control tokens begin with this character, and a chat
-    template that replaces words in messages takes 0.5 us for each `<`.
+    Each `<` counts as a value, too, because most control tokens begin with `<`. A control token in
+    a message can cost 0.5 us, if the chat template replaces words in the message.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
     return _PARTS_PER_OBJECT * body.count(b"{") + others

@@ -120,7 +120,10 @@ def build(routes: Sequence[APIRoute]) -> bytes:
 
 
 def _allow_overlap(part: Any) -> None:
-    """Replace `oneOf` by `anyOf`, in place, where an object may match several union branches."""
+    """Replace `oneOf` by `anyOf`, in place, in unions that have the branch `OtherObject`.
+
+    An object may match this branch and also another branch. `oneOf` forbids that.
+    """
     if isinstance(part, list):
         for each in part:
             _allow_overlap(each)

@@ -17,7 +17,7 @@ _MAX_PARAMETERS = 1024
 def has_too_many(scope: Scope) -> bool:
     """Return True if the query has too many parameters.
 
-    The framework reads all parameters for each endpoint: 30,000 take 16 ms.
+    The framework parses all parameters at each endpoint, which takes 16 ms for 30,000 parameters.
     """
     query: bytes = scope["query_string"]
     return query.count(b"&") >= _MAX_PARAMETERS

@@ -24,7 +24,7 @@ def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
             continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
-        # Show at most the length of the window. Limits are counted in full seconds, so a limit may
-        # reset up to a second after the window has ended.
+        # Show at most `WINDOW_S` seconds, the period of the limits. Limits are counted in full
+        # seconds, so `reset_ms` may be up to a second longer than the period.
         headers[f"x-ratelimit-reset-{name}"] = duration(min(quota.reset_ms, WINDOW_S * 1000))
     return headers

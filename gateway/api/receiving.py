@@ -37,7 +37,7 @@ class ReceivedRequest(Generic[W]):
         tenant: the tenant that sent the request; None if the gateway needs no keys.
         intake: the reader of the body. It holds the request's shares of the memory budgets, and
             runs expensive work on the body in threads.
-        reservation: the request's reservation of one sequence in the tenant's limits.
+        reservation: holds the request's first slot of the tenant's limit `concurrent_requests`.
         wanted: the parsed body.
         hints: names of parameters without effect.
     """
@@ -61,12 +61,11 @@ async def receive(
 ) -> AsyncIterator[ReceivedRequest[W]]:
     """Authenticate the client, check the tenant's limits, parse the body, and yield the request.
 
-    The request holds its shares of the memory budgets and its reservation until the context ends.
-    Errors that this context manager raises are listed in `failures.TABLE`.
+    The memory budgets and the tenant's limits count the request until the context ends.
+    `failures.TABLE` lists the errors that this context manager raises.
 
-    If the code inside the context raises InvalidRequest, that error is replaced by `rename(error)`,
-    which has the client's parameter name. Errors of `parse` have the client's parameter name
-    already.
+    If the code inside the context raises InvalidRequest, `rename` converts the error to one with
+    the client's parameter name. Errors of `parse` already have the client's parameter name.
     """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)

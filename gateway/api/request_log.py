@@ -51,9 +51,9 @@ class RequestLog:
     A client's own ``x-request-id`` is used if it has at most 128 letters, digits and characters of
     `._:-`. Otherwise the gateway generates an id.
 
-    This middleware also turns unhandled exceptions into error responses. Starlette's own handler
-    for them runs outside of all middleware, so its responses would have no request id and would not
-    be counted.
+    This middleware also converts unhandled exceptions to error responses. Starlette would do so
+    outside of all middleware: the error responses would have no request id and would not be
+    counted.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RequestLog:
 
 
 def service_of(scope: Scope) -> Service:
-    """Return the service. Call this function only for requests that pass through `RequestLog`.
+    """Return the `Service` of this process, which `RequestLog` has added to the request's scope.
 
     Reading the service from the scope is ten times faster than reading Starlette's `app.state`.
     """

@@ -66,7 +66,10 @@ def _without_pydantic_1() -> Iterator[None]:
 
 
 class ApiRouter(APIRouter):
-    """A router that adds HEAD to each GET route (RFC 9110, 9.1); the document lists only GET."""
+    """A router that adds HEAD to each GET route (RFC 9110, 9.1).
+
+    The OpenAPI document lists only GET.
+    """
 
     def __init__(self) -> None:
         super().__init__(generate_unique_id_function=_build_operation_id)
@@ -129,5 +132,5 @@ def needs(
 
 
 def reference(model: type[BaseModel]) -> Schema:
-    """Return a reference to a model's schema in the document."""
+    """Return a `$ref` to a model's schema in the OpenAPI document."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}

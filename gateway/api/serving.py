@@ -38,8 +38,8 @@ from gateway.service import Service
 from gateway.tenancy.accounting import Account
 from gateway.tokenization.chat_format import ChatFormat
 
-# Maximum number of log probabilities to encode on the event loop, which takes at most 5 ms. If an
-# answer has more, it is encoded in a thread.
+# Maximum number of log probabilities in an answer that is encoded on the event loop. Encoding them
+# takes at most 5 ms. Answers with more log probabilities are encoded in a thread.
 _MAX_INLINE_LOGPROBS = 100
 
 _Permit = AbstractAsyncContextManager[object]
@@ -56,13 +56,14 @@ class AnswerWriter(Protocol):
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         """Encode the complete answer from the deltas of each choice.
 
-        Include only the `num_returned` likeliest choices of each prompt; None for all.
+        `num_returned` is the number of choices to include for each prompt: the likeliest ones. None
+        to include all choices.
         """
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         """Return the number of tokens whose log probabilities `build_complete` would encode.
 
-        Encoding a token takes 50 us with 20 alternatives.
+        Encoding the log probabilities of a token and 20 alternatives takes 50 us.
         """
 
 
@@ -141,8 +142,8 @@ async def prepare_request(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # Opening the account is the last step that may fail, because the caller closes the account. If
-    # a later step failed, the account would stay open.
+    # The caller closes the account. If a step after this call failed, the caller would get no
+    # account and could not close it. So open the account as the last step that may fail.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -168,8 +169,9 @@ async def prepare_request(
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """Return a permit to load and upload `nbytes` of adapter weights.
 
-    The permit waits for a share of the upload budget. The share is at most the largest one that a
-    tenant may have: otherwise an adapter of more bytes would wait forever.
+    Entering the permit waits until the upload budget has `nbytes` free bytes for the tenant. A
+    tenant can only get a part of the budget. For an adapter that is larger than this part, the
+    permit takes all of the part. Otherwise such an adapter would wait forever.
     """
     budget = service.upload_budget
     cost = min(nbytes, budget.max_cost() or nbytes)
@@ -180,13 +182,16 @@ class AnswerRecorder(Protocol):
     """Callbacks that store an answer before the client receives the end of the answer."""
 
     async def record_complete(self, answer: bytes) -> None:
-        """Store the complete JSON answer. If this raises, the request fails with that error."""
+        """Store the complete JSON answer.
+
+        If this method raises an error, the request fails with that error.
+        """
 
     async def record_stream(self, body: Body) -> None:
         """Store a streamed answer, then write the last SSE events to `body`.
 
-        The sink has not written these events. If this method raises an error, the request fails
-        with that error.
+        The answer's `Sink` leaves these events out, so that the client gets them only after the
+        answer is stored. If this method raises an error, the request fails with that error.
         """
 
 

@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class WireFormat(NamedTuple):
-    """The SSE frames of a protocol's streams that do not belong to an answer.
+    """SSE frames of a protocol that are not part of an answer.
 
     Attributes:
-        done: the last frame, also sent after an error.
+        done: the last frame of a stream, also after an error; b"" for no such frame.
         keep_alive: the frame to send while there is nothing else to send.
         failure: builds the frame for an error that occurs after the headers were sent.
     """
@@ -104,8 +104,8 @@ class EventBody:
     """The body of an `EventStream`, to which the protocol's encoder writes frames.
 
     Headers are sent through the ASGI middlewares. Frames are written directly to the connection.
-    Several tasks may call `drain` at the same time: no await separates taking the unsent bytes and
-    writing these bytes, so the order of the frames is preserved.
+    Several tasks may call `drain` at the same time. `drain` takes and writes the unsent bytes
+    without an `await` in between, so the frames stay in order.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class EventBody:
             self.stop_keep_alive()
             await self._start()
             self._exchange.write(self._take_waiting())
-            # From now on, write frames directly to the exchange, without the cost of this method.
+            # Replace this object's `write` by `Exchange.write_chunk`. Later frames then go directly
+            # to the connection, without the buffer `_unsent`.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain(by)
 
@@ -189,12 +190,11 @@ class EventStream(Response):
     The headers are sent together with the first frame. An error before the first frame becomes a
     response with HTTP status 4xx or 5xx. An error after the headers becomes a frame of the stream.
 
-    If the first frame takes longer than `keep_alive_s` seconds after `EventBody.start_keep_alive`,
-    headers and keep-alive frames are sent before it. Proxies then do not close the connection.
+    Proxies may close a silent connection. So headers and keep-alive frames are sent if there is no
+    first frame `keep_alive_s` seconds after the call of `EventBody.start_keep_alive`.
 
-    The stream is written in the task of the request. sse-starlette costs twice as much CPU per
-    frame, and Starlette's StreamingResponse does not wait for the first frame before it sends the
-    headers.
+    This class replaces two libraries. sse-starlette costs twice as much CPU per frame. Starlette's
+    StreamingResponse sends the headers without waiting for the first frame.
     """
 
     def __init__(
@@ -211,7 +211,8 @@ class EventStream(Response):
             write: writes the frames.
             headers: additional response headers.
             keep_alive_s: seconds of silence before a keep-alive frame.
-            account: a context manager that is entered around `write` and receives its errors.
+            account: a context manager in which `write` runs. An error of `write` is passed to
+                `__aexit__`.
             wire: the protocol's frames for errors, keep-alive and the end of the stream.
         """
         self._account = account

@@ -1,11 +1,11 @@
 """Parameter names to suggest to clients that send a parameter of another endpoint.
 
 There is one mapping for each endpoint. Its keys are the other endpoints' parameters, its values are
-the parameters to use instead.
+the parameters to use instead. A key such as `a.b` also applies to parameters that
+`renamed_parameters` converts to the path `a.b`.
 
-Each key is also in `parameter_table`, `renamed_parameters` or a request's fields. So the key is
-never accepted as an unknown parameter. A key that is a path, such as `a.b`, also applies to
-parameters that `renamed_parameters` converts to that path.
+If you add a key, also add it to `parameter_table`, to `renamed_parameters` or as a field of a
+request. Otherwise the name counts as unknown, and the settings may let unknown parameters pass.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ router = ApiRouter()
 
 
 class TokenizeRequest(Strict):
-    """Text to tokenize: either a `prompt`, or `messages` for the chat template."""
+    """A text or a chat to tokenize. Exactly one of `prompt` and `messages` must be set."""
 
     successors = OF_TOKENIZE
 

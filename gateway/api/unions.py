@@ -14,9 +14,10 @@ def by_type(
     """Return a pydantic discriminator that chooses a union's branch by an object's `type`.
 
     Args:
-        tags: the tag for each type. Any other type gets the tag `[other]`. Tags have brackets, so
-            that `gateway.api.validation.get_path` can remove them from the path of an error.
-        untyped: the type to assume for an object without a `type`.
+        tags: maps each value of `type` to the tag of a branch. Any other `type` gets the tag
+            `[other]`. Tags have brackets, so that `gateway.api.validation.get_path` can remove them
+            from the path of an error.
+        untyped: the type to assume for an object without the member `type`.
         expected: the allowed types, as text for the error message; None if the union has a branch
             with the tag `[other]`.
     """
@@ -24,8 +25,8 @@ def by_type(
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind is None:
-            # An item reference may lack a `type` and have only an `id`. A message may lack a
-            # `type`, too, but it has a `role`.
+            # An object without `type` may be an item reference, which has only an `id`, or a
+            # message, which has a `role`.
             bare = isinstance(value, dict) and "id" in value and "role" not in value
             kind = "item_reference" if bare and "item_reference" in tags else untyped
         return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"

@@ -33,10 +33,10 @@ _JSON_TYPES = {
     "int_type": "an integer",
     "float_type": "a number",
 }
-"""Names of JSON types for pydantic's error types."""
+"""Names of the JSON types that the client should have sent, by pydantic's error type."""
 _TAGS = ("union_tag_invalid", "union_tag_not_found")
 _TAG = re.compile(r"'([^']*)'")
-# pydantic's types of errors for a field that may only be null or an empty list.
+# Results of `_get_kind` for a field that must be null or an empty list.
 _NOT_SERVED = ("none_required", "empty_required")
 # pydantic's types of errors whose message already contains the length of the value.
 _LENGTHS = ("too_long", "too_short")

@@ -51,7 +51,7 @@ class AdapterCatalog:
         self._capabilities = capabilities
         self._is_taken = is_taken
         # Use a separate folder and separate Redis keys for each base model. An adapter of another
-        # base model may have fitting shapes, but would give wrong answers.
+        # base model must not be found here: even if its shapes fit, the responses would be wrong.
         home = quote(settings.model_name, safe="")
         self.folder = settings.store_dir / home
         """Folder of this base model's adapters."""
@@ -88,7 +88,7 @@ class AdapterCatalog:
 
     @property
     def records(self) -> list[Record]:
-        """Records of the adapters that this gateway serves, sorted by name."""
+        """Registry records of the adapters that this gateway serves, sorted by adapter name."""
         own = [
             record
             for record in self.all_records()
@@ -102,8 +102,8 @@ class AdapterCatalog:
     def has(self, name: str) -> bool:
         """Return True if this base model has an adapter named `name`.
 
-        The result is also True if requests cannot reach the adapter, because an embedding or
-        ranking model has the same name.
+        The result is True even if an embedding or ranking model has the same name. In this case,
+        requests with the name reach that model instead of the adapter.
         """
         known = self.registry.snapshot.records.get(name)
         return known is not None and self._is_own(known.version)
@@ -118,12 +118,12 @@ class AdapterCatalog:
     def resolve(self, model: str) -> tuple[Lora, Version]:
         """Return the adapter version for the model name ``NAME`` or ``NAME@DIGEST``.
 
-        ``NAME`` means the version that is served at the time of this call. The request uses this
-        version until its end, even if the served version changes meanwhile.
+        ``NAME`` selects the adapter's current version. The request uses this version until the
+        request ends, even if an operator selects another current version meanwhile.
 
         Returns:
-            The version in two forms: the `Lora` for the engine request, and its entry in the
-            registry.
+            Two objects for the version: the `Lora` for the engine request, and the registry's
+            `Version`.
 
         Raises:
             ModelNotFound: no adapter of this base model has this name or version.
@@ -202,7 +202,7 @@ class AdapterCatalog:
     def names_in_use(self) -> set[str]:
         """Names of the adapters that running requests use, for metrics.
 
-        Requests on replicas to which adapters are uploaded are not included.
+        Only adapters on replicas that read adapters from their disks are included.
         """
         used = self.disks.placement.in_use()
         return {r.name for r in self.all_records() if any(v.weights in used for v in r.versions)}

@@ -53,10 +53,11 @@ class AdapterAdmin:
     """Administration of the adapters in a catalog. Use it as an async context manager.
 
     Attributes:
-        fit: checks if the adapters fit the engines, and returns warnings.
-        sources: fetches adapter files from folders, servers and buckets.
-        refused: for each refused adapter of GATEWAY_ADAPTERS, the reason for the refusal.
-        declared_dir: folder of `DeclaredAdapters`, with its lock file and its status file.
+        fit: object whose method `warnings` returns warnings about adapters that do not fit the
+            engines.
+        sources: object that fetches adapter files from folders, servers and buckets.
+        refused: reason for each refused adapter of GATEWAY_ADAPTERS, by the adapter's name.
+        declared_dir: folder of the lock file and the status file of `DeclaredAdapters`.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class AdapterAdmin:
             adapters: the catalog.
             converter: converts adapters to the engines' format.
             prompts: checks chat templates.
-            fit: returns the warnings to log after a change.
+            fit: its method `warnings` is called, and the warnings are logged, after each addition
+                of an adapter version.
             is_taken: returns True if a name belongs to an embedding or ranking model.
         """
         self._settings = settings
@@ -109,9 +111,10 @@ class AdapterAdmin:
     async def register_configured(self) -> None:
         """Add the adapters of the setting GATEWAY_ADAPTERS.
 
-        Skip an adapter if one of its versions already has the same weights and chat template.
-        Otherwise, a restart of the gateway would undo a rollback. Log refused adapters, and record
-        them in `refused`.
+        Skip an adapter if one of its registered versions has the weights and chat template of the
+        configured folder. The operator may have rolled back from this version, and a restart of the
+        gateway must not undo the rollback. Log refused adapters, and store the reasons in
+        `refused`.
         """
         for name, folder in self._settings.adapters.items():
             try:
@@ -141,33 +144,33 @@ class AdapterAdmin:
     ) -> AddedVersion:
         """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
 
-        Raise a subclass of AdapterError if the adapter is refused.
+        Raise a subclass of AdapterError if the adapter is invalid or does not fit the base model.
 
         Args:
             name: the adapter's name.
             base: name or alias of the adapter's base model.
             folder: folder with the adapter's files.
-            source: description of the adapter's origin, for the record.
+            source: description of the adapter's origin, which is stored in the registry.
             within: folder in which all files must be, also the targets of symbolic links; None
                 skips this check.
-            added_by: description of who adds the adapter, for the record.
+            added_by: description of who adds the adapter, which is stored in the registry.
         """
         (converted, notes), template = await self._convert_with_template(folder, within)
         added = (name, base, converted, source, template, added_by)
         return AddedVersion(await self._add(*added, notes=notes), notes)
 
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
-        """Serve an adapter of the configuration file under `name`. Return its version's digest.
+        """Serve an adapter that the configuration file declares. Return the version's digest.
 
-        Change nothing if the files have the same content as at the last call for this name. A
+        Change nothing if the adapter's files are unchanged since the last call for this name. A
         rollback by the operator therefore remains in force. Raise a subclass of AdapterError if the
-        adapter is refused.
+        adapter is invalid or does not fit the base model.
 
         Args:
             name: the adapter's name.
             folder: folder with the adapter's files.
             within: folder in which all files must be, also the targets of symbolic links.
-            source: description of the adapter's origin, for the record.
+            source: description of the adapter's origin, which is stored in the registry.
         """
         base = self._settings.model_name
         self.check(name, base)
@@ -240,7 +243,7 @@ class AdapterAdmin:
         return await self._adapters.registry.rollback(name, digest)
 
     async def remove(self, name: str) -> Record:
-        """Remove an adapter and all its versions. Return its registry record after the removal."""
+        """Remove an adapter and all its versions. Return the adapter's record without versions."""
         return await self._adapters.registry.remove(name)
 
     async def verify(self, name: str) -> Record:
@@ -259,8 +262,8 @@ class AdapterAdmin:
 async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
     """Return a context manager that checks on exit that the adapter's files are unchanged.
 
-    Raise `SourceUnavailable` if a file has changed since the context was entered. Some files were
-    then read before the change and others after it, so they may not belong together.
+    Raise `SourceUnavailable` if a file has changed since the context was entered. The caller reads
+    the files within the context. After a change, it may have read a mix of old and new files.
     """
     before = await asyncio.to_thread(stamp_of, folder)
     yield

@@ -64,10 +64,10 @@ class Converter:
         self._lock = asyncio.Lock()
 
     def _reference_capabilities(self) -> ModelCapabilities:
-        """Return the capabilities of the model variant for whose format adapters are converted.
+        """Return the capabilities of the model variant that determines the format of adapters.
 
-        If adapters are uploaded to a variant, use that variant, because it requires a certain data
-        type. A variant that reads adapters from disk accepts any data type.
+        Prefer a variant to which adapters are uploaded, because it requires a certain data type. A
+        variant that reads adapters from disk accepts any data type.
         """
         served = self._capabilities()
         sent = (each for each in served if each.lora_dtype is not None)
@@ -122,7 +122,7 @@ class Converter:
 
         All files must be inside the folder `within`, also the targets of symbolic links. If
         `within` is None, this is not checked. Raise a subclass of AdapterError if the adapter is
-        refused.
+        invalid or does not fit the base model.
         """
         base = self.base_model()
         limit = self._settings.max_adapter_bytes
@@ -139,7 +139,7 @@ class Converter:
 
 
 def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
-    """Yield notes for the operator about an accepted adapter that may be a mistake."""
+    """Yield notes for the operator about possible mistakes in an accepted adapter."""
     if note := quantization_note(read.trained_on or "", own_names):
         yield note
     if read.changes_nothing:
@@ -147,10 +147,10 @@ def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
 
 
 def _with_advice(error: BaseMismatch) -> BaseMismatch:
-    """Return a copy of `error` with advice for the case that both names mean the same model.
+    """Return a copy of `error` with advice for the operator.
 
-    The adapter's configuration may have another name for the served base model. The advice is to
-    declare this name as an alias, or to correct the name in the adapter's configuration.
+    The base model in the adapter's configuration may be the served model under another name. The
+    advice is to declare this name as an alias, or to correct it in the adapter's configuration.
     """
     alias = suggested_alias(error.trained_on)
     if alias is None:

@@ -4,9 +4,10 @@ The configuration lists adapters in `adapters`. Each subfolder of `adapters_fold
 adapter, too. When the files of an adapter change, the gateway serves the changed files as a new
 version of the adapter.
 
-The digest of the files identifies a version, and each version is applied only once. If several
-gateways see the same change, the result is therefore the same. A rollback remains in force until
-the files change again.
+The digest of the files identifies a version. If several gateways load the same changed files, only
+the first gateway adds the version to the registry. The other gateways find the version in the
+registry. If the operator rolls back to an older version, that version is served until the files
+change again.
 
 If several processes share a store, only the process that holds a lock loads the adapters. It writes
 their status to a file, which all processes can read.
@@ -71,7 +72,7 @@ class _State:
     source: Source
     watch: bool
     loaded_for: int = -1
-    """Value of `DeclaredAdapters._reloads` when the source was last loaded."""
+    """Value of the counter `DeclaredAdapters._reloads` at the last load; -1 before any load."""
     stamp: Stamp = ()
     last_stamp: Stamp = ()
     digest: str = ""
@@ -94,7 +95,10 @@ class DeclaredAdapters:
         admin: AdapterAdmin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the loader. Only the process that holds the lock in `admin.declared_dir` loads.
+        """Create the loader.
+
+        Several processes may have a loader. Only the process that holds the lock in
+        `admin.declared_dir` loads adapters.
 
         Args:
             adapters: the catalog of adapters.
@@ -250,7 +254,7 @@ class DeclaredAdapters:
         )
 
     async def _find_changed(self, reloads: int) -> list[str]:
-        """Return the names of loaded adapters whose files have changed, if the files are watched.
+        """Return the names of watched adapters whose files have changed since they were loaded.
 
         Raise `SourceUnavailable` if a disk does not respond.
         """
@@ -263,8 +267,8 @@ class DeclaredAdapters:
         changed = []
         for (name, state), stamp in zip(watched.items(), stamps, strict=True):
             # Reload if the files differ from the loaded files. Wait until two polls in a row have
-            # found the same files, because someone may still be writing them. If the source is
-            # missing (None), do nothing, so the loaded adapter remains.
+            # found the same files, because someone may still be writing them. If `stamp` is None,
+            # the source is missing: do nothing, so the loaded adapter remains.
             if stamp is not None and stamp == state.last_stamp != state.stamp:
                 changed.append(name)
             state.last_stamp = stamp or ()
@@ -292,8 +296,8 @@ class DeclaredAdapters:
         sources = self._admin.sources
         if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
-        # Download only one adapter at a time from each server or bucket. A slow server then delays
-        # only its own adapters.
+        # Use the server or bucket as the name of the caller: `fetch` downloads one adapter at a
+        # time for each caller. A slow server therefore delays only adapters from this server.
         who = f"{DECLARED} {state.source.scheme}://{state.source.authority}"
         async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
@@ -306,13 +310,15 @@ class DeclaredAdapters:
     async def _prune(self, wanted: Collection[str]) -> None:
         """Remove adapters that the configuration file no longer declares.
 
-        `wanted` has the names of declared adapters. Adapters with a version from another origin
-        than the configuration file are not removed.
+        `wanted` has the names of declared adapters. An adapter is not removed if one of its
+        versions was added in another way, for example over the API.
 
-        Call this method only after the declared names have changed. Otherwise, a gateway with an
-        older configuration would remove adapters that another gateway has just added. Also call it
-        only after two polls in a row have found the same names. While someone replaces an adapter's
-        folder, the name is missing for a moment.
+        Call this method only if both of these conditions are met:
+
+        - The declared names have changed. Otherwise, a gateway with an older configuration would
+          remove adapters that another gateway has just added.
+        - Two polls in a row have found the same names. While someone replaces an adapter's folder,
+          its name is missing for a moment.
         """
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
@@ -321,7 +327,7 @@ class DeclaredAdapters:
                 log.warning("adapter %r was removed: it is declared no more", record.name)
 
     def _take_lock(self) -> bool:
-        """Try to take the lock. Return True if this process loads the adapters."""
+        """Try to take the lock. Return True if this process has the lock and must load adapters."""
         if not self._lock.is_held:
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._lock.take()
@@ -347,8 +353,9 @@ class DeclaredAdapters:
 def _find_subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
     """Return (name, source) of each subfolder whose name is a valid adapter name.
 
-    Raise OSError if there is no such subfolder. In this case, the volume is probably not mounted,
-    or it is new and contains only ``lost+found``.
+    Raise OSError if no subfolder has a valid name. In this case, the volume is probably not
+    mounted, or it is new and contains only ``lost+found``. Also raise OSError if there are more
+    than `_MAX_FOLDERS` subfolders.
     """
     found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
     if len(found) > _MAX_FOLDERS:

@@ -23,18 +23,18 @@ from lora_store.peft_keeper import PeftDiskManager, WantedVersion, list_wanted
 from lora_store.peft_notices import AgentState, GatewayState, Heartbeats, PeftNotices
 from lora_store.tiered import TieredStore
 
-# Seconds without a report after which an agent is considered stopped. The restart of an agent takes
-# less time, and its disk still has the files after the restart.
+# Seconds without a report after which an agent is considered stopped. A restart of the agent takes
+# less time, and requests can use the files on its disk meanwhile.
 _AGENT_TIMEOUT_S = 60.0
 _BASE_REPORT_INTERVAL_S = 10.0
-# Maximum time that one interval between two polls adds to `_redis_uptime_s`. If an interval is
-# longer, Redis was probably unavailable, so agents could not report.
+# The time between two polls counts as uptime of Redis, up to this number of seconds. If the time is
+# longer, Redis was probably unavailable for the rest of it.
 _MAX_UNHEARD_S = 2.0
 _MAX_WORK_S = 1.0
 
 
 class AgentDisks:
-    """Local disks of the replicas' machines, whose adapter versions agents report through Redis.
+    """Local disks of the replicas' machines. Agents report their adapter versions through Redis.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -53,8 +53,8 @@ class AgentDisks:
         self._beat = 0
         self._clock = clock
         self._base_reported_at = -math.inf
-        # Total time during which Redis was available. An agent's timeout is measured in this time,
-        # because agents cannot report while Redis is unavailable.
+        # Total time in seconds during which Redis was available. It is the clock for the timeouts
+        # of agents: while Redis is unavailable, agents cannot report, and must not time out.
         self._redis_uptime_s = 0.0
         self._polled_at = clock()
         self._beats: Heartbeats[str] = Heartbeats(lambda: self._redis_uptime_s)
@@ -63,8 +63,7 @@ class AgentDisks:
     async def poll(self) -> None:
         """Read the agents' reports from Redis, and report which versions this gateway uses.
 
-        Raise StoreError, or an error of the callback `base`. After an error, the placement is
-        unchanged.
+        Raise StoreError if Redis fails. An error of the callback `base` is passed on.
         """
         beats = await asyncio.to_thread(self._notices.read_beats)
         now = self._clock()
@@ -95,7 +94,7 @@ class AgentDisks:
             self._base_reported_at = now
 
     def _update_placement(self) -> None:
-        """Update the placement from the latest report of each agent."""
+        """Update the `Placement` object from the latest report of each agent."""
         folders: dict[str, dict[str, str]] = {}
         lacks: dict[str, dict[str, str]] = {}
         for held in self._held.values():
@@ -103,7 +102,7 @@ class AgentDisks:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
                 lacks.setdefault(replica, {}).update({**held.lacks, **held.refused})
-        # Refuse requests for a version only if all agents have refused the version.
+        # Refuse requests for a version only if all agents have refused to copy the version.
         agents = [held.refused for held in self._held.values()]
         everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()
         refused = {digest: agents[0][digest] for digest in everywhere}
@@ -136,12 +135,12 @@ class SharedDisk:
         Args:
             root: the folder's path on this host.
             seen_as: the folder's path on the replicas.
-            placement: is updated by `poll`.
+            placement: the object that `poll` updates.
             store: provides the weights of adapter versions.
-            records: returns the records of all adapters.
+            records: returns the registry's records of all adapters.
             base: returns the base model.
-            grace_s: seconds after which a version without a record is removed. Must be longer than
-                any request takes.
+            grace_s: seconds for which a version stays in the folder after its removal from the
+                registry. Must be longer than any request takes.
         """
         self._folders = PeftFolders(root)
         self._seen_as = seen_as
@@ -155,8 +154,8 @@ class SharedDisk:
     async def poll(self) -> None:
         """Copy missing versions to the folder, and update the placement.
 
-        Only the process that holds the folder's lock copies versions. Raise OSError, or an error of
-        the callback `base`.
+        Only the process that holds the folder's lock copies versions. Raise OSError if the folder
+        cannot be read or written. An error of the callback `base` is passed on.
         """
         loop = asyncio.get_running_loop()
 
@@ -171,7 +170,7 @@ class SharedDisk:
     def _work(
         self, wanted: list[WantedVersion], fetch: Callable[[str], Converted]
     ) -> Iterable[str]:
-        """Copy missing versions to the folder, and return the digests of the versions there.
+        """Copy missing versions to the folder. Return the digests of all versions in the folder.
 
         Stop copying after about `_MAX_WORK_S` seconds. If another process holds the folder's lock,
         copy nothing.
@@ -188,8 +187,8 @@ class SharedDisk:
     def _is_unused(self, digest: str, _revision: int) -> bool:
         """Return True if no request of this process uses the version.
 
-        Requests of other processes are not checked. They have ended before the grace time was over,
-        because the grace time is longer than the time limit of any request.
+        Requests of other processes need no check. A version is removed only after the grace time,
+        which is longer than the time limit of any request.
         """
         return digest not in self._placement.in_use()
 

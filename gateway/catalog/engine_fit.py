@@ -35,8 +35,9 @@ class EngineFit:
     def warnings(self) -> dict[str, str]:
         """Return the warnings for operators about adapters that do not fit the engines.
 
-        The key "tp_size" is for adapters that require a certain tensor parallel size. The key
-        "host_cache" is for adapters that do not all fit in the engine's LoRA cache in host memory.
+        The key "tp_size" warns of adapters that require a certain tensor parallel size, if the size
+        of an engine is unknown. The key "host_cache" warns that not all adapters fit in the
+        engine's LoRA cache in host memory.
         """
         found = {}
         served = [(record.name, record.version.tp_size) for record in self._adapters.records]
@@ -59,7 +60,7 @@ class EngineFit:
         return found
 
     def compute_cache_fit(self) -> sizes.CacheFit | None:
-        """Return a comparison of the served versions with the size of the engine's LoRA caches.
+        """Return how many of the served adapter versions fit in the engine's LoRA caches.
 
         Return None if the size of the caches is unknown, or if adapters are not uploaded to any
         engine.

@@ -73,9 +73,10 @@ class MappedModels:
         return self._models[name]
 
     def refuse(self, name: str) -> None:
-        """Raise InvalidRequest if `name` is an embedding or ranking model.
+        """Raise InvalidRequest if `name` is the name of an embedding or ranking model.
 
-        Call this in endpoints that these models do not serve. The error names the right endpoint.
+        Endpoints that generate text call this method, because such a model generates no text. The
+        error message names the endpoint that serves the model.
         """
         found = self._models.get(name)
         if found is not None:

@@ -71,9 +71,9 @@ class Placement:
         return VersionFolders(self, digest)
 
     def in_use(self) -> dict[str, frozenset[str]]:
-        """Return the versions in use: for each version's digest, the addresses of replicas.
+        """Return the addresses of the replicas on which a version is in use, by version digest.
 
-        A version is in use on a replica while a request with the version runs there.
+        A version is in use on a replica while the replica runs a request with this version.
         """
         found: dict[str, set[str]] = {}
         for address, digest in self._in_use:
@@ -98,7 +98,7 @@ class Placement:
         return frozenset(self._folders)
 
     def state(self, digest: str, endpoint: str) -> str:
-        """Return text for operators about a version on a replica.
+        """Return the state of a version on a replica, as text for operators.
 
         The text is "held" (on the replica's disk), "on its way", or "not held: REASON".
         """

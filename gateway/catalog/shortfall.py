@@ -10,16 +10,17 @@ from gateway.catalog.placement import Placement, address_of
 
 log = logging.getLogger(__name__)
 
-# Seconds for which a problem must last before it is logged. An agent that has just started has
-# reported by then.
+# Seconds for which a problem must last before it is logged. Within this time, an agent that has
+# just started sends its first report.
 _LOG_AFTER_S = 15.0
 
 
 def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str]:
     """Return a message for each problem with replicas' disks.
 
-    Problems are missing adapter versions, replicas without an agent, and agents of unknown
-    replicas. `disks` maps each replica's endpoint to True if the replica reads adapters from disk.
+    A problem is an adapter version that a disk lacks, a replica without an agent, or an agent of an
+    unknown replica. `disks` maps each replica's endpoint to True if the replica reads adapters from
+    disk.
     """
     found = []
     for endpoint in sorted(endpoint for endpoint, reads in disks.items() if reads):
@@ -51,7 +52,7 @@ class ShortfallLog:
         return sorted(self._logged)
 
     def update(self, found: list[str]) -> None:
-        """Record the latest messages. Log each message whose problem has lasted long enough."""
+        """Process `found`, the latest messages. Log those whose problem has lasted long enough."""
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in found}
         self._logged &= self._since.keys()

@@ -30,7 +30,7 @@ _SERVICE_LINK = re.compile(
 )
 
 
-# Advice for each required setting, which the error message has if the setting is missing.
+# Advice for the operator, by setting. It ends the error message that a required setting is not set.
 _REQUIRED = {
     "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
     "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",
@@ -92,7 +92,7 @@ def _describe_problem(problem: Any) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         message = f"is not set; {_REQUIRED[str(problem['loc'][0])]}"
-    # If an error has no location, it concerns several settings, and the message names them.
+    # An error without a location concerns several settings, and its message names these settings.
     name = "_".join(str(part) for part in problem["loc"]).upper()
     return f"GATEWAY_{name}: {message}" if name else message
 

@@ -1,7 +1,7 @@
 """The configuration file: a YAML file that is validated completely before it is applied.
 
-Each error message has a line number. Each section of the file is a field of `Configuration`. The
-components that use a section subscribe to `ConfigurationFile`, and are called with each new valid
+Each error message has a line number. Each section of the file is a field of `Configuration`.
+Components that use a section subscribe to `ConfigurationFile`, which calls them with each new valid
 configuration.
 """
 
@@ -65,7 +65,7 @@ class LimitsSection(BaseModel):
 class ReplicaEntry(BaseModel):
     """Entry of `replicas`: one Triton, or a DNS name with the addresses of several Tritons.
 
-    An entry may also be a string, which is then the `endpoint`.
+    In the file, an entry may also be a string, which is short for an entry with only `endpoint`.
     """
 
     model_config = _STRICT
@@ -176,7 +176,8 @@ def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedY
     """Read and validate the file, and return (configuration, parsed YAML).
 
     If the file is valid, `check` is called with the configuration, and may refuse it. Raise
-    ConfigurationError if the file is invalid or refused; its message has a line for each problem.
+    ConfigurationError if the file is invalid, or if `check` refuses the configuration. The error
+    message has a line for each problem.
     """
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))
@@ -246,7 +247,7 @@ def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _find_conflicting_replicas(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[FieldPath, str]]:
-    """Yield an error for each endpoint that has two entries with different values."""
+    """Yield an error for each entry that contradicts an earlier entry for the same endpoint."""
     known: dict[str, ReplicaEntry] = {}
     for number, entry in enumerate(replicas):
         if known.setdefault(entry.endpoint, entry) != entry:
@@ -268,8 +269,12 @@ def _find_repeated_names(
 def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPath, str]]:
     """Yield errors that concern several fields.
 
-    The errors are: `anonymous` together with tenants (or neither of them), `watch` for a remote
-    source, and repeated names, keys or endpoints.
+    The errors are:
+
+    - both `anonymous` and `tenants`, or neither of them
+    - `watch` for a source that is not on this machine's disk
+    - repeated names, aliases or keys
+    - different entries for the same endpoint
     """
     if configuration.anonymous and configuration.tenants is not None:
         yield ("anonymous",), "not together with tenants, who have keys"
@@ -350,7 +355,7 @@ class ConfigurationFile:
             raise ConfigurationError(found[1])
 
     def subscribe(self, subscriber: Callable[[Configuration], None]) -> None:
-        """Call `subscriber` with the current configuration now, and with each new one later.
+        """Call `subscriber` now with the current configuration, and later with each new one.
 
         `subscriber` must not raise an exception.
         """

@@ -21,15 +21,18 @@ LimitName = Literal[
     "tokens_per_month",
 ]
 Counted = Literal["requests", "tokens", "slots"]
-"""Unit that a limit counts. Each running choice, prompt or beam occupies one slot."""
+"""Unit that a limit counts. Each running choice or beam of each prompt takes one slot.
+
+A running request that generates no text takes one slot, too.
+"""
 
 
 class LimitKind(NamedTuple):
     """Unit and period of a limit.
 
     Attributes:
-        code: letter that stands for the limit in Redis: the first letter of its hash fields. The
-            script `script.lua` knows the period of the limit by this letter.
+        code: letter that identifies the limit in Redis. The names of its hash fields begin with
+            this letter, and `script.lua` derives the limit's period from it.
         counts: unit that the limit counts.
         budget: True if the period is a calendar day or month in UTC. Other limits apply to the last
             minute, or to the requests that run now.

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 Node = Any
-"""PyYAML's node. Its `id` is "mapping", "sequence" or "scalar"."""
+"""Node of PyYAML's syntax tree. Its `id` is "mapping", "sequence" or "scalar"."""
 
 
 class YamlProblem(Exception):
@@ -56,7 +56,7 @@ class MarkedYaml:
         """Return the line number of the value at `path`. Lines count from 1.
 
         `path` has the keys and indices from the root of the document to the value. If the value is
-        missing, return the line of the innermost value of `path` that exists.
+        missing, return the line of its innermost parent that exists.
         """
         node, line = self._root, 1
         for part in path:

@@ -29,7 +29,8 @@ def is_service_link(value: str) -> bool:
     """Return True if `value` looks like the URL of a Kubernetes service link.
 
     For a Service `name`, Kubernetes sets the environment variable NAME_PORT to a URL such as
-    ``tcp://10.0.0.1:80`` (a service link). This may overwrite a variable for a port number.
+    ``tcp://10.0.0.1:80`` (a service link). If the Service is called `gateway`, this variable is
+    GATEWAY_PORT, which must be a port number.
     """
     return value.startswith(("tcp://", "udp://", "sctp://"))
 

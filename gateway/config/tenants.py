@@ -20,7 +20,7 @@ _KEY_BYTES = 32
 KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 """Hash of a key: ``sha256:`` and the hex digest.
 
-A salt is not necessary: it would protect keys that can be guessed, and a key has 256 random bits.
+The hash has no salt. A salt protects only keys that can be guessed, but a key has 256 random bits.
 """
 
 Limit = Annotated[int, Field(ge=1, le=10**12)]
@@ -133,8 +133,8 @@ class Tenant(BaseModel):
 def is_common(name: str, base: str) -> bool:
     """Return True if the model called `name` does not belong to a tenant.
 
-    The names of a tenant's models have the form `TENANT/NAME`. The base model belongs to no tenant,
-    although its name may have a slash. `base` is its name.
+    The names of a tenant's models have the form `TENANT/NAME`. The base model, which is called
+    `base`, belongs to no tenant, although its name may have a slash.
     """
     return name == base or "/" not in name
 

@@ -119,7 +119,7 @@ class TritonSettings(BaseModel):
     @property
     def wait_warning(self) -> str:
         """Warning text if GATEWAY_MAX_EXPECTED_WAIT is set but has no effect, else ""."""
-        # The default may be above a short GATEWAY_QUEUE_TIMEOUT, which needs no warning.
+        # Do not warn about the default, even if it exceeds a short GATEWAY_QUEUE_TIMEOUT.
         is_set = "max_expected_wait" in self.model_fields_set
         if not is_set or self.max_expected_wait <= self.queue_timeout:
             return ""

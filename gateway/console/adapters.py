@@ -1,8 +1,8 @@
 """LoRA adapters for the console: on which replicas each adapter is loaded, as one worker knows it.
 
-Most adapters are usually on no replica. The JSON description of an adapter therefore lists only the
-replicas whose engine has the adapter in its cache. For a thousand adapters on twenty replicas, the
-computation takes a few milliseconds. The event loop runs other tasks in between.
+Most adapters are usually in no engine's cache. If engines get adapters as uploads, the JSON
+description of an adapter therefore lists only the replicas that have loaded or evicted the adapter.
+The computation takes milliseconds for a thousand adapters. It regularly yields to the event loop.
 """
 
 from __future__ import annotations
@@ -93,13 +93,14 @@ def _describe_version(version: Version) -> dict[str, object]:
 
 
 def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
-    """Return which engine has which adapter in its cache, by adapter name and replica endpoint.
+    """Return the state of adapters in the engines' caches, by adapter name and replica endpoint.
 
-    Only engines to which the gateway uploads adapters are listed. For each adapter that an engine
-    has loaded or evicted, the result has a state ("held", "loading" or "cold") and the number of
-    evictions. The state is the state of the adapter's served version; evictions are counted for all
-    its versions. Adapters with the same weights share one cache entry of an engine, so they get the
-    same state.
+    Only engines to which the gateway uploads adapters are listed, and only adapters that an engine
+    has loaded or evicted. An entry has two fields:
+
+    - "state": state of the adapter's served version: "held" (in the cache), "loading", or "cold"
+      (evicted). Adapters with the same weights share a cache entry, and have the same state.
+    - "evicted": number of evictions of all versions of the adapter.
     """
     names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for record in records:

@@ -38,9 +38,9 @@ class StateSnapshot:
 
 
 class Feed:
-    """Source of snapshots and changes for all readers. Use an instance on one event loop only.
+    """Source of server-sent events for all browsers. Use an instance on one event loop only.
 
-    `make` returns the current data of the gateway.
+    `make` returns the gateway's current data, from which snapshots and changes are built.
     """
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
@@ -55,7 +55,8 @@ class Feed:
     async def follow(self) -> AsyncGenerator[bytes]:
         """Yield server-sent events for one reader: first a snapshot, then changes.
 
-        The caller must request the next event only after the last event was sent.
+        The caller must request the next event only after the last event was sent. A slow reader
+        then gets fewer and larger changes.
         """
         shown = await self.latest()
         yield _frame_event("state", shown.number, shown.text)

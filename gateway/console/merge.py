@@ -28,10 +28,10 @@ Facts = dict[str, Any]
 
 
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
-    """Merge the parts of all workers, and return the result.
+    """Return the data for the console, merged from one `Part` per worker of this gateway.
 
-    The first part must have been made with `complete=True`. It is modified. `now` is the present
-    time in seconds since 1970.
+    The first part must have been made with `complete=True`. The parts are modified. `now` is the
+    present time in seconds since 1970.
     """
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
@@ -68,7 +68,8 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 def _add_troubles(into: Facts, more: Facts) -> None:
     """Add the troubles (current problems) of another worker to `into`.
 
-    If several workers have the same trouble, use the worst level and the earliest time.
+    If several workers have the same trouble, use the worst level and the earliest time, and add the
+    numbers of occurrences.
     """
     for name, facts in more.items():
         own: Facts | None = into.get(name)
@@ -127,10 +128,11 @@ def _join_tenant(own: Facts, other: Facts) -> None:
 
 
 def _pick_last_refusal(*of: Facts) -> Facts:
-    """Return the refused request to show for a tenant, given the last ones of one or two workers.
+    """Return the refused request that the console shows for a tenant.
 
-    Return the later one. However, if the later request was invalid and the other was valid, return
-    the other, unless it is more than `RECENT_S` seconds older.
+    `of` has the last refused request of one or two workers. Return the request that was refused
+    last, with one exception: if this request was invalid, but a valid request was refused less than
+    `RECENT_S` seconds before, return the valid request.
     """
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]

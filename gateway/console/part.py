@@ -13,14 +13,14 @@ from gateway.console.tenants import MAX_TENANTS, TenantFacts
 from gateway.service import Service
 
 MAX_REQUESTS = 1000
-"""Maximum number of running requests in a part."""
+"""Maximum number of running requests in the data of one worker."""
 _RELEASE = version("triton-openai-gateway")
 
 Part = dict[str, Any]
 
 
 class PartBuilder:
-    """Builder of the part of this worker. `worker` is the worker's number in the gateway."""
+    """Builder of this worker's data. `worker` is the worker's number in the gateway."""
 
     def __init__(self, service: Service, worker: int) -> None:
         self._service = service

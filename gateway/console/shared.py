@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 1.0
-# If a computation took d seconds, the next one starts 10 d seconds after its start at the earliest.
-# Computations therefore take at most a tenth of the process' time. However, the pause after a
-# computation is at most `_MAX_REST_S` seconds, because a long computation may only have waited for
-# another worker.
+# `_REST_FACTOR` is the minimum time between the starts of two computations, as a multiple of the
+# duration of the first. Computations therefore take at most a tenth of the process' time. However,
+# the pause between two computations is at most `_MAX_REST_S` seconds, because a long computation
+# may only have waited for another worker.
 _REST_FACTOR, _MAX_REST_S = 10.0, 5.0
 
 

@@ -1,13 +1,14 @@
 """SQLite file in which all workers of a gateway store tenants' conversations and responses.
 
-Gateways with Redis store the same records in Redis, too; this file is their copy on disk.
+Conversations and responses consist of records. If Redis is configured, the gateway stores the same
+records in Redis, too.
 
-Each record belongs to a unit: either a group (all records of one conversation or response), or a
-single record without a group. All records of a unit are renewed, expired and evicted together, so
-the file never has only a part of a conversation. SQL triggers update the number of bytes and
-records of each unit and each tenant. The column `shared` shows if Redis has the record, too: it is
-the epoch in which the record was uploaded to Redis, or 0 if the record was not uploaded. The epoch
-is a number that changes whenever Redis has lost its data.
+A unit is a group (all records of one conversation or response), or a single record without a group.
+All records of a unit are renewed, expired and evicted together. SQL triggers update the number of
+bytes and records of each unit and each tenant.
+
+The epoch is a number that changes whenever Redis has lost its data. The column `shared` of a record
+contains the epoch in which the record was stored in Redis, or 0 if Redis may lack the record.
 
 See decision 067 in docs/decisions.
 """
@@ -82,8 +83,8 @@ class DiskPut(NamedTuple):
     """Result of `ConversationDisk.put`.
 
     Attributes:
-        done: True if the records are stored. False if this call could only evict other records; the
-            caller must then repeat the call.
+        done: True if the records are stored. If False, the call has evicted other records, but the
+            new records still do not fit. The caller must repeat the call.
         evicted: Number of records that this call has evicted.
     """
 
@@ -100,10 +101,10 @@ class SavedState(NamedTuple):
         epoch: Number that changes when Redis has lost all or many records; 0 if nothing was saved.
         since: Number that changes when Redis may have lost some records.
         seen: Time of the poll, in ms of Redis' clock.
-        departed_ms: Time at which a gateway last ended for good and its disk was deleted, in ms of
-            Redis' clock.
-        key: Highest key of a record on disk about a minute before the poll. If Redis loses its last
-            writes, Redis may lack the records with higher keys.
+        departed_ms: Last time at which a gateway ended and its disk was deleted, in ms of Redis'
+            clock.
+        key: Highest key of a record that was on the disk about a minute before the poll. If Redis
+            has lost its last writes, it may lack the records with higher keys.
         gateways: Names of the gateways that share this Redis.
     """
 
@@ -116,7 +117,7 @@ class SavedState(NamedTuple):
 
 
 class ForeignFile(Exception):
-    """The SQLite file has an unknown layout, because another release has written it."""
+    """The SQLite file has an unknown layout: another release of the gateway has created it."""
 
 
 class ConversationDisk:
@@ -188,13 +189,16 @@ class ConversationDisk:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, *, used_ms: int | None = None
     ) -> DiskPut:
-        """Store all records or none. Skip a record if the disk has the same or a higher version.
+        """Store records in one transaction.
+
+        Skip records of which the disk has the same or a higher version. If the tenant would exceed
+        its limit, evict the least recently used of the tenant's other records.
 
         Args:
             tenant: The tenant that owns the records.
             records: The records to store.
-            epoch: The Redis epoch in which the records were written to Redis; 0 if Redis does not
-                have them.
+            epoch: `RedisState.epoch` at the time at which the records were written to Redis; 0 if
+                Redis does not have them.
             used_ms: Time at which the records were last used, in ms since 1970; None for now.
 
         Raises:
@@ -224,7 +228,7 @@ class ConversationDisk:
     ) -> list[DiskRecord]:
         """Return the records with these ids that exist, in any order.
 
-        The records count as used now, so they and all other records of their units expire later.
+        The conversations and responses of these records count as used now, so they expire later.
         Raise ConversationTooLarge if the records have more than `max_bytes` bytes.
         """
         wanted = list(ids)
@@ -253,13 +257,13 @@ class ConversationDisk:
     def list_unshared(
         self, epoch: int, before: int | None, limit: int, max_bytes: int
     ) -> list[DiskRecord]:
-        """Return a batch of records that must still be uploaded to Redis in this epoch.
+        """Return a batch of records that must be uploaded to Redis, because Redis may lack them.
 
         The records that were written to the disk last come first. The first record is returned even
-        if it exceeds `max_bytes`. The list is empty only if no more records must be uploaded.
+        if it exceeds `max_bytes`. An empty list means that no record is left to upload.
 
         Args:
-            epoch: The present epoch of Redis.
+            epoch: The present `RedisState.epoch`, which changes when Redis has lost its data.
             before: Return only records with keys below this key; None for all records.
             limit: Maximum number of records.
             max_bytes: Maximum bytes of data in the batch.
@@ -352,7 +356,7 @@ class ConversationDisk:
             self._database.execute(query, [epoch, *keys])
 
     def tidy(self) -> bool:
-        """Delete some expired records, and give some unused pages of the file to the file system.
+        """Delete some expired records, and truncate the file by some of its unused pages.
 
         Return True if there is more to do: more expired records or more unused pages.
         """
@@ -365,7 +369,7 @@ class ConversationDisk:
                 removed += self._drop(unit, _MAX_REMOVED_AT_ONCE - removed)
                 if removed == _MAX_REMOVED_AT_ONCE:
                     break
-        # Use `executescript`: `execute` would free only one page.
+        # Use `executescript`, because `execute` runs this pragma for one page only.
         self._database.executescript(f"PRAGMA incremental_vacuum({_MAX_REMOVED_AT_ONCE})")
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
         return removed == _MAX_REMOVED_AT_ONCE or free > _MAX_REMOVED_AT_ONCE
@@ -399,13 +403,14 @@ class ConversationDisk:
         return found is None or record.version > found[0]
 
     def _evict(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
-        """Evict a tenant's least recently used units until the records in `fresh` fit.
+        """Evict a tenant's least recently used units to make space for the new records `fresh`.
 
-        The units in `units` are never evicted. One call removes at most 256 records.
+        A unit is a conversation, a response or a single record. The units in `units` are never
+        evicted. One call removes at most 256 records.
 
-        Return the number of removed records, and True if the records in `fresh` fit now. Raise
-        ConversationTooLarge if they would not fit even if all other units were evicted, or if a
-        group would have more than `MAX_MEMBERS` records.
+        Return two values: the number of removed records, and True if there is enough space now.
+        Raise ConversationTooLarge if there would be too little space even without all other units,
+        or if a group would have more than `MAX_MEMBERS` records.
         """
         need = sum(record.size for record in fresh)
         own, largest = self._measure(tenant, units)
@@ -427,9 +432,9 @@ class ConversationDisk:
             removed += self._drop(victim, _MAX_REMOVED_AT_ONCE - removed)
 
     def _measure(self, tenant: str, units: set[str]) -> tuple[int, int]:
-        """Return two numbers about the units in `units`.
+        """Return (total bytes of the units, number of records in the unit with the most records).
 
-        The first is their total size in bytes, the second the number of records in the largest one.
+        A unit is a conversation, a response or a single record.
         """
         query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
         found = [
@@ -438,9 +443,11 @@ class ConversationDisk:
         return sum(size for size, _ in found), max((count for _, count in found), default=0)
 
     def _drop(self, unit: int, limit: int) -> int:
-        """Remove at most `limit` records of a unit, and return the number of removed records.
+        """Remove at most `limit` records of a unit. Return the number of removed records.
 
-        The group's head (the record whose id is the group's id) is removed first.
+        A unit is a conversation, a response or a single record. The first removed record of a
+        conversation or response is its head: the record whose id is also the conversation's or
+        response's id.
         """
         query = (
             "DELETE FROM records WHERE key IN"
@@ -450,8 +457,8 @@ class ConversationDisk:
 
     def _write(self, tenant: str, record: Record, epoch: int, used_ms: int) -> None:
         run = self._database.execute
-        # Delete and insert instead of updating, so that the record gets a new, higher key: the
-        # records with the highest keys are uploaded to Redis first.
+        # Delete and insert the record instead of updating it, so that it gets a new, higher key.
+        # The records with the highest keys are uploaded to Redis first.
         run("DELETE FROM records WHERE tenant = ? AND id = ?", (tenant, record.id))
         run(
             "INSERT OR IGNORE INTO units(tenant, name, used) VALUES (?, ?, ?)",
@@ -478,7 +485,11 @@ class ConversationDisk:
         ]
 
     def _touch(self, tenant: str, found: Sequence[DiskRecord]) -> None:
-        """Set the time of last use of these records' units to now, unless it was set recently."""
+        """Mark the conversations and responses of these records as used now.
+
+        To save writes, skip conversations and responses that were marked less than `renew_ms`
+        milliseconds ago.
+        """
         now = self._now()
         stale = {
             stored.record.unit
@@ -510,8 +521,8 @@ def _placeholders(values: Sequence[object]) -> str:
 def _split_statements(script: str) -> Iterator[str]:
     """Yield the statements of an SQL script one by one.
 
-    The caller runs the script in a transaction. `executescript` would end this transaction, so the
-    caller runs each statement with `execute` instead.
+    The caller runs each statement with `execute` in one transaction. It cannot run the script with
+    `executescript`, because `executescript` would end the transaction.
     """
     statement = ""
     for line in script.splitlines(keepends=True):

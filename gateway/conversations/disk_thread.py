@@ -60,7 +60,8 @@ class DiskThread:
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
         """Run `work` in the thread, and return its result.
 
-        Raise DiskUnavailable if `work` fails because of the disk, or if the file must not be used.
+        Raise DiskUnavailable if `work` fails because of the disk. Also raise it if an earlier call
+        has found that the file is damaged or has an unknown layout.
         """
         if self._is_disabled:
             raise DiskUnavailable

@@ -3,9 +3,10 @@
 Without these notices, a gateway might upload a deleted record from its disk to Redis again. The
 notices are in these keys of Redis:
 
-``conversations:{.TENANT}:gone``  stream of one tenant's notices. Field `i` is the id of a deleted
-                                record, field `u` the id of an evicted group. The script put.lua
-                                adds a notice in the same run in which it deletes the record.
+``conversations:{.TENANT}:gone``  stream of one tenant's notices. A notice has either the field `i`,
+                                the id of a deleted record, or the field `u`, the id of an evicted
+                                conversation. The script put.lua deletes a record and adds the
+                                notice in the same run.
 ``conversations:{all}:gone``      sorted set of the tenants that have notices, by the time of their
                                 last notice
 ``conversations:{all}:deleted``   stream of all tenants' notices, written by older releases only
@@ -35,7 +36,7 @@ _BYTES_PER_NOTICE = 4096
 
 
 class Deletion(NamedTuple):
-    """Notice that a record was deleted, or that a group (a conversation) was evicted from Redis.
+    """A notice about a deleted record, or about a group (a conversation) that Redis has evicted.
 
     Every gateway must remove this record or group from its disk. `id` is the id of the record or
     the group.
@@ -57,17 +58,17 @@ def announce(client: Any, tenant: str, ttl_ms: int) -> None:
     Args:
         client: The Redis client.
         tenant: The tenant's name.
-        ttl_ms: Milliseconds for which gateways must be able to read the notices. After this time,
-            the deleted records have also expired on all disks.
+        ttl_ms: Milliseconds for which gateways must be able to read the notices. Later, no gateway
+            needs them, because the deleted records have expired on all disks.
     """
     ANNOUNCE.run(client, [_INDEX], [tenant, ttl_ms * 1000])
 
 
 class NoticeReader:
-    """Reader of the notices of all tenants. It remembers the last notice read from each stream.
+    """Reader of the notices of all tenants. Each call of `read` returns further notices.
 
-    Use this from one thread at a time. The streams are read in round-robin order, so a tenant with
-    many notices does not delay the notices of other tenants.
+    Use an instance in one thread at a time. The streams are read in round-robin order, so a tenant
+    with many notices does not delay the notices of other tenants.
     """
 
     def __init__(self, ttl_ms: int) -> None:

@@ -35,8 +35,9 @@ class Piece(NamedTuple):
         records: The records of this piece.
         staged: Indices of the records whose data are too large for the script's arguments. These
             data are written to temporary keys in Redis before the script runs.
-        later_bytes: Number of bytes that the records of all later pieces add to the tenant's usage.
-        later_units: Number of records that all later pieces add to a group, by the group's name.
+        later_bytes: Size in bytes of the records in all later pieces; 0 if not computed.
+        later_units: Number of records of each group in all later pieces, by the group's name; empty
+            if not computed.
     """
 
     records: Sequence[Record]
@@ -48,9 +49,8 @@ class Piece(NamedTuple):
 def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
     """Return the first piece of `records`.
 
-    If `with_later` is True, `later_bytes` and `later_units` cover all later pieces. The script that
-    writes the first piece then checks the limits for all records. If they do not fit, it writes
-    nothing.
+    If `with_later` is True, also compute `later_bytes` and `later_units`. The script that writes
+    the first piece uses these totals: if all records together exceed a limit, it writes nothing.
     """
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES

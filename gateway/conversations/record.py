@@ -36,17 +36,18 @@ _ID = re.compile(r"[A-Za-z0-9_/-]{1,160}")
 
 
 class Record(NamedTuple):
-    """Piece of data that the store saves for a tenant, such as a response or an item of one.
+    """Piece of data that the store saves for a tenant, such as a response or a conversation item.
 
     Attributes:
-        id: Id of the record, for example resp_… or conv_…, or a name below an id ("resp_…/beat").
+        id: Id of the record, for example "resp_…" or "conv_…", or a longer name that begins with
+            such an id ("resp_…/beat").
         data: The stored bytes; b"" for a tombstone.
         version: Number that decides between two copies of a record: the higher version wins. If the
             versions are equal, the copy that was stored first wins.
         group: Id of the conversation or response to which the record belongs; "" without a group.
-        order: Number by which the records of a group are sorted. A record without a group has the
-            value of `Conversations.redis_time_ms` at its creation instead. After Redis has lost its
-            data, this time shows if the record may be incomplete.
+        order: Number by which the records of a group are sorted. A record without a group has its
+            time of creation here, by Redis' clock (`Conversations.redis_time_ms`). After a loss of
+            data in Redis, this time shows if the record may be incomplete.
     """
 
     id: str
@@ -84,7 +85,7 @@ class DiskRecord(NamedTuple):
     Attributes:
         tenant: Name of the tenant that owns the record; "" on a gateway without tenants.
         record: The record.
-        used_ms: Time at which the record's unit was last used, in ms since 1970.
+        used_ms: Time at which any record of the same `Record.unit` was last used, in ms since 1970.
         key: Number of the record on disk. Records that were written later have higher keys.
     """
 

@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 _MAX_THREADS = 4
 _RECOVERY_S = 10.0
-"""Seconds after which a failure is no longer reported to operators, if Redis accepts writes.
+"""Maximum seconds for which a failure is reported to operators after it occurred last.
 
-If the failure occurs again, the time starts anew.
+A successful call of the same type ends the report earlier. While Redis accepts no writes, the time
+limit does not apply.
 """
 
 
@@ -63,8 +64,8 @@ class RedisThreads:
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
         """Run `work` in a thread, and return its result. Raise RedisDown if Redis fails.
 
-        `kind` is the type of the call, such as "read" or "put". A success ends only failures of the
-        same type.
+        `kind` is the type of the call, such as "read" or "put". After a successful call, operators
+        no longer see a failure of the same type.
         """
         if not self.is_up:
             raise RedisDown
@@ -101,8 +102,9 @@ class RedisThreads:
         result = await self._run(
             lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
         )
-        # Two polls may run at the same time, and the later one may finish first. Do not replace its
-        # state with this older state. A full Redis returns no state: `since` is then 0.
+        # Do not replace a newer state: two polls may run at the same time, and the poll that began
+        # later may finish first. Also ignore a state whose `since` is 0: Redis refuses writes, for
+        # example because its memory is full, so the state is incomplete.
         if result.state.since and result.state.seen > self.state.seen:
             self.state = result.state
         self.is_up = True

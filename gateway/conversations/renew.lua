@@ -5,7 +5,7 @@
 -- Returns the last member that this call has renewed, or '' if all members are renewed.
 local unit, when, after = ARGV[3], math.min(now, tonumber(ARGV[4])), ARGV[5]
 local last = redis.call('ZSCORE', used, unit)
--- Do not renew a unit that was removed meanwhile, or whose removal has begun.
+-- Do not renew a unit that was removed meanwhile, or whose removal has started.
 if not last or redis.call('EXISTS', record(unit)) == 0 then return '' end
 -- Stop if Redis accepts no writes: `used` cannot be updated, so renewing the members is useless.
 if not mark_used(unit, last) then return '' end

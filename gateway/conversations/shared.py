@@ -1,9 +1,9 @@
 """Storage of tenants' conversations and responses in Redis, which several gateways share.
 
-This module polls Redis: it detects that Redis has lost records, and reports to the other gateways
-if this gateway's disk has records that Redis lacks. The keys ``conversations:{all}:NAME`` contain
-these reports; ``look.lua`` describes them. `tenant_records` describes the Redis keys of records,
-and `notices` the keys for deletions.
+This module polls Redis to detect that Redis has lost records. With a poll, a gateway also reports
+whether Redis has all records of the gateway's disk. The other gateways read this report. The
+reports are stored in the keys ``conversations:{all}:NAME``, which ``look.lua`` describes. The
+module `tenant_records` describes the Redis keys of records, and `notices` the keys for deletions.
 
 See decision 067 in docs/decisions.
 """
@@ -30,8 +30,8 @@ EPHEMERAL_PREFIX = "ephemeral:"
 # gateway then uploads only its latest records again. After a larger loss, a new epoch starts, and
 # each gateway uploads all records.
 _BEHIND_MS = 30_000
-# Time after a loss of records in which all gateways report if they have records to upload. Gateways
-# poll every second, so three seconds suffice.
+# Time in ms after a loss of records within which each gateway reports if it has records to upload.
+# Gateways report with every poll, once a second.
 _SETTLED_MS = 3000
 
 
@@ -42,10 +42,10 @@ class RedisState(NamedTuple):
         epoch: Number that changes when Redis has lost all or many records; 0 before the first poll.
         since: Number that changes when Redis may have lost some records.
         seen: Time of the poll.
-        departed_ms: Time at which a gateway last ended for good and its disk was deleted.
-        lost: Creation time from which on records are complete. If a record was created earlier, and
-            a gateway has uploaded it again after a loss, the record may be incomplete: another
-            gateway may have had a newer version on its disk, and that disk was deleted.
+        departed_ms: Last time at which a gateway ended and its disk was deleted.
+        lost: Value of `departed_ms` when Redis last lost its data. A record that was created before
+            this time may be incomplete after a new upload, because its newest version may have been
+            only in Redis and on the deleted disk.
         gateways: Names of the gateways that share this Redis.
     """
 
@@ -62,15 +62,15 @@ class PollResult(NamedTuple):
 
     Attributes:
         state: The epoch and the other facts about Redis at this poll.
-        settled: True if Redis has the records of all gateways' disks. All gateways then had time to
-            report records that Redis lacks, and no gateway has reported any.
+        settled: True if Redis has the records of all gateways' disks. This is the case if every
+            gateway had enough time to report that Redis lacks records, and no gateway reports it.
         is_complete: True if Redis has all records of the polling gateway's disk. After the report
-            "bye", True only if Redis has also removed the gateway from the list of gateways, so
-            that no other gateway waits for its records.
+            "bye", Redis must also have removed the gateway from the list of gateways, so that no
+            other gateway waits for its records.
         dirty: Number of times that the polling gateway has sent the report "dirty".
         at: Time of this poll, in ms of Redis' clock.
-        oldest: Time of the last poll of the gateway that has not polled for longest, in ms of
-            Redis' clock; `at` if there are no gateways.
+        oldest: Earliest of the times at which the gateways last polled, in ms of Redis' clock; `at`
+            if there are no gateways.
     """
 
     state: RedisState
@@ -95,9 +95,9 @@ class SharedConversations(TenantRecords):
         """
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
-        """Maximum time in seconds for which a process may still write to the old primary of Redis.
+        """Maximum seconds after a failover of Redis in which a process writes to the old primary.
 
-        This can happen after a failover, until the process detects that the primary has changed.
+        After this time, every process has detected that Redis has a new primary server.
         """
         self._notices = NoticeReader(sum(self._times))
         self._since = 0
@@ -109,14 +109,14 @@ class SharedConversations(TenantRecords):
         report: str = "",
         report_of: tuple[int, int] = (0, 0),
     ) -> PollResult:
-        """Read if Redis has lost records, and report if Redis lacks records of a gateway's disk.
+        """Detect if Redis has lost records, and report if Redis has all records of the disk.
 
         Args:
             state: The state from the last poll.
             gateway: Name of the polling gateway; "" to report nothing.
-            report: "dirty": the gateway's disk has a new record that Redis lacks. "open": the
-                gateway has not uploaded all records of its disk. "whole": Redis has all records of
-                the disk. "bye": the same, and the gateway ends for good.
+            report: "dirty" if the gateway's disk has a new record that Redis lacks; "open" if the
+                gateway has not uploaded all records of its disk; "whole" if Redis has all records
+                of the disk; "bye" if, in addition, the gateway ends for good.
             report_of: `state.epoch` and `dirty` of the poll on which the report is based. If one of
                 these numbers has changed since then, Redis may lack records, and the report is
                 ignored.

@@ -10,8 +10,8 @@ class ConversationStats:
     """Statistics of one process.
 
     Attributes:
-        bytes: Bytes of all tenants on this gateway's disk.
-        records: Number of records of all tenants on this gateway's disk.
+        bytes: Bytes of all tenants' records on this gateway's disk.
+        records: Number of all tenants' records on this gateway's disk.
         evicted: Number of records that were removed from the disk or Redis before they expired,
             because their tenant's records had too many bytes.
         disk_failures: Number of calls that failed because of the disk.

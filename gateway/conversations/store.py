@@ -1,19 +1,21 @@
 """Store of tenants' responses and conversations, in Redis and on this gateway's disk.
 
-Responses and conversations consist of records. Every key includes the tenant, so a tenant cannot
-read the records of another tenant. A write succeeds if Redis or the disk has stored the record. If
-Redis lacks a record that this disk has, the module `upkeep` uploads the record to Redis. A record
-that is read from Redis is also written to this gateway's disk. It then remains available if the
-gateway that created it ends.
+Responses and conversations consist of records. The key of each record includes the tenant's name,
+so a tenant cannot read the records of another tenant. A write succeeds if Redis or the disk has
+stored the record. If a record is on the disk but not in Redis, the module `upkeep` uploads the
+record to Redis. A record that is read from Redis is also written to this gateway's disk. The record
+therefore remains available if the gateway that created it ends.
 
 *Immutable records.* All copies of the record are equal, so the store returns any copy.
 
 *Mutable records.* Two gateways may have different items of a conversation on their disks, so only
-the copy in Redis is valid. A new item of a conversation must therefore be stored in Redis. When
-Redis has lost its data, all gateways upload their records again. Until the uploads are complete,
-a mutable record is returned only if it was written after the loss. Reads of other mutable records,
-and of missing records, wait for the uploads. If a gateway's disk was deleted before its upload,
-mutable records that are older than this deletion may be incomplete. They are reported as missing.
+the copy in Redis is valid. A new item of a conversation must therefore be stored in Redis.
+
+When Redis has lost its data, all gateways upload their records again. Mutable records that were
+written after the loss are returned at once. Reads of other mutable records, and of records that
+Redis lacks, wait until the uploads are complete. If a gateway's disk was deleted before the upload,
+mutable records that are older than this deletion may be incomplete. The store then reports them as
+missing.
 
 See decision 067 in docs/decisions.
 """
@@ -53,7 +55,7 @@ log = logging.getLogger(__name__)
 # A conversation that is read expires later. To save writes, its expiry is set anew only once per
 # interval. The interval is a tenth of the time to live, at most this number of seconds.
 _MAX_RENEW_INTERVAL_S = 3600.0
-_MAX_EVICTION_STEPS = 64  # maximum number of attempts of a put that must first evict records
+_MAX_EVICTION_STEPS = 64  # maximum calls for one put; each call evicts a limited number of records
 _RESTORE_TIMEOUT_S = 5.0  # maximum time that a read waits for uploads after Redis has lost data
 _RETRY_INTERVAL_S = 0.2
 # Minimum timeout of a call to Redis. A call may take long, because values are large, and because
@@ -140,7 +142,8 @@ class Conversations:
     def problems(self) -> tuple[str, str]:
         """Two error texts for operators: the first about the disk, the second about Redis.
 
-        A text is empty while the disk, or Redis, can store conversations.
+        The first text is empty while the disk can store conversations, and the second text is empty
+        while Redis can store conversations, or if no Redis is configured.
         """
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
@@ -148,16 +151,16 @@ class Conversations:
     def redis_time_ms(self) -> int:
         """Time of Redis' clock at the last poll, in ms since 1970; 0 before the first poll.
 
-        A new record that is mutable or is the first record of a conversation or response (the head
-        of a group) must have this time as its `Record.order`.
+        A new record without a group must have this time as its `Record.order`. For a tombstone, the
+        time is not needed.
         """
         return 0 if self._redis is None else self._redis.state.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
-        """Store all records or none. A stored record with a higher version is not replaced.
+        """Store records. A stored record with a higher version is not replaced.
 
-        More than 64 records are written to Redis in several batches. If Redis fails between two
-        batches, the first batches may remain in Redis.
+        If the call fails, no record is stored, with one exception: more than 64 records are written
+        to Redis in several batches. If Redis fails between two batches, the first ones may remain.
 
         Raises:
             ConversationsOff: The store is disabled.
@@ -277,14 +280,15 @@ class Conversations:
 
         Raises:
             ConversationTooLarge: The records do not fit into the tenant's limit.
-            ConversationsUnavailable: So many other records must be evicted that 64 calls of Redis
-                were not enough.
+            ConversationsUnavailable: Even 64 calls of Redis have not evicted enough other records
+                to make space for the new records.
         """
         redis = self._redis
         if redis is None:
             return 0, False
-        # Read the epoch before the records are stored. If Redis loses its data in between, the
-        # records get the old epoch on disk, so they are uploaded again.
+        # Read the epoch before the records are stored. If Redis loses its data in between, a new
+        # epoch begins. The disk then has the old epoch for these records, so that they are uploaded
+        # again.
         epoch = redis.epoch
         try:
             for _ in range(_MAX_EVICTION_STEPS):
@@ -301,9 +305,9 @@ class Conversations:
     ) -> bool:
         """Store records on the disk. Return True if they were stored, or False if the disk fails.
 
-        Set `certain` to True if Redis does not have the records. The call then evicts as many other
-        records as necessary, and raises an error if the records are too large. If `certain` is
-        False, it makes only one attempt, and returns False instead of raising an error.
+        Set `certain` to True if Redis does not have the records. In this case, other records are
+        evicted until the new records fit, and an error is raised if the new records are too large.
+        If `certain` is False, this method tries once, and returns False instead of raising errors.
         """
         try:
             for _ in range(_MAX_EVICTION_STEPS if certain else 1):
@@ -327,8 +331,8 @@ class Conversations:
         """Call `look_up` repeatedly until it has found all records that exist.
 
         After Redis has lost its data, records are missing until other gateways have uploaded them.
-        `look_up` gets the epoch of Redis. It returns the condition under which it has found all
-        records.
+        `look_up` gets the epoch of Redis as its argument. It returns the condition under which its
+        result is complete. This method polls Redis to check the condition.
 
         Return the state of Redis at the last call, or an empty state if the result does not depend
         on Redis. Raise ConversationsUnavailable if Redis fails, or if records may still be missing
@@ -357,11 +361,11 @@ class Conversations:
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
-        """Read records from Redis. Read immutable records that Redis lacks from the disk.
+        """Read records from Redis. If Redis lacks immutable records, read these from the disk.
 
         The records from Redis are also written to the disk. The records from the disk are also
-        uploaded to Redis, unless they belong to a group. Return the records by id, and True if
-        Redis has answered or there is no Redis.
+        uploaded to Redis, unless they belong to a group. Return two values: the records by id, and
+        True if Redis has answered or no Redis is configured.
         """
         redis = self._redis
         if redis is None:
@@ -391,8 +395,8 @@ class Conversations:
         A group has a head: the record whose id is the group's id. Return three values:
 
         1. the records of the group;
-        2. the epochs in which the head and the records were stored in Redis. An epoch of -1 means
-           that the head or some records are missing;
+        2. the `Copy.epoch` of the head and of each record; a -1 in this list means that the head or
+           some of the records are missing;
         3. the `order` of the head.
         """
         redis = self._redis
@@ -437,12 +441,12 @@ class Conversations:
 class _Certainty(Enum):
     """Condition under which a lookup has found all records that exist.
 
-    The condition is needed because gateways upload records again after Redis has lost its data.
+    A lookup may have missed records if Redis has lost its data and gateways still upload records.
     """
 
     ALWAYS = auto()
-    UNLESS_LOST = auto()  # complete if Redis has lost nothing since the start of the present epoch
-    IF_SETTLED = auto()  # complete if no gateway must upload records (`PollResult.settled`)
+    UNLESS_LOST = auto()  # complete if Redis has lost no writes in the present epoch
+    IF_SETTLED = auto()  # complete if all gateways have uploaded all records (`PollResult.settled`)
     NEVER = auto()  # incomplete, because Redis has not answered
 
 

@@ -48,15 +48,16 @@ _STAGED_MS = 60_000
 _TORN_READS = 10
 # Results of put.lua for a record.
 _NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
-# Argument of put.lua with which the caller sends only the length of a record's value.
+# Argument of put.lua that says: the next argument is only the length of the record's value.
 _LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
     """A record that was read from Redis or this gateway's disk.
 
-    `epoch` is the `RedisState.epoch` in which a client's request stored the record in Redis. It is
-    0 if a gateway has uploaded the record from its disk, or if the record was read from the disk.
+    `epoch` is the `RedisState.epoch` at the time at which a client's request stored the record in
+    Redis. `epoch` is 0 if a gateway has uploaded the record from its disk, or if the record was
+    read from the disk.
     """
 
     record: Record
@@ -76,8 +77,9 @@ class Members(NamedTuple):
     Attributes:
         ids: Ids of the group's records, sorted by the records' `order`.
         copies: The records with these ids that Redis has, by id.
-        epoch: Epoch in which the head record was stored; -1 if the head record is missing.
-        began: `order` of the head record: the time of its creation; 0 if it is missing.
+        epoch: `Copy.epoch` of the head record; -1 if the head record is missing.
+        began: `order` of the head record, which is its time of creation; 0 if the head record is
+            missing.
     """
 
     ids: list[str]
@@ -90,7 +92,8 @@ class SharedPut(NamedTuple):
     """Result of `TenantRecords.put`.
 
     Attributes:
-        done: False if this call could only evict other records; the caller must then repeat it.
+        done: True if all batches were processed. If False, the call has evicted other records, but
+            the new records still do not fit. The caller must repeat the call.
         evicted: Number of records that this call has evicted.
         accepted: True if Redis has all records, or higher versions of them. False if a record could
             not be stored, for example because its key in Redis has an invalid value.
@@ -148,7 +151,7 @@ class TenantRecords:
         Args:
             tenant: The tenant that owns the records.
             records: The records to store.
-            epoch: The epoch of Redis at the last poll; 0 for records uploaded from a disk.
+            epoch: `RedisState.epoch` at the last poll; 0 for records that are uploaded from a disk.
             used_ms: Time at which the records were last used, in ms since 1970; -1 for now.
 
         Raises:
@@ -168,8 +171,8 @@ class TenantRecords:
             given: Mapping[int, str] = {}
             if piece.staged:
                 # Run the script twice. The first run gets only the lengths of the values. It checks
-                # the limits and the stored versions. Large values that would not be stored then
-                # need not be sent for the second run.
+                # the limits and the stored versions, and returns which records are new. For the
+                # second run, send only the large values of new records.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]
@@ -208,9 +211,10 @@ class TenantRecords:
     ) -> list[Any]:
         """Run put.lua for one piece of the records, and return the script's result.
 
-        `tokens` has an entry for each record whose value the script does not get as an argument. An
-        entry maps the record's index to the token of a temporary key with the value (see `_stage`),
-        or to `_LENGTH_ONLY` if the script gets only the value's length.
+        The script gets the value of each record as an argument, unless `tokens` has an entry for
+        the record's index. The entry is the token of a temporary key if `_stage` has written the
+        value to this key. The entry is `_LENGTH_ONLY` if the script must get only the length of the
+        value.
         """
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
@@ -327,8 +331,8 @@ class TenantRecords:
     ) -> bytes | None:
         """Read a record's large value with several commands. Return None if it was removed.
 
-        `value` is the result of read.lua for this record: the length of the value. If the value is
-        replaced while it is read, the new value is read instead.
+        `value` is the result of read.lua for this record. For a large value, read.lua returns only
+        the length. If the record's value is replaced while it is read, read the new value instead.
         """
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
@@ -359,7 +363,7 @@ class TenantRecords:
     def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
         """Set the time of last use of large units to `when`, in ms since 1970.
 
-        Several calls of a script, one after the other, do this, so that none blocks Redis for long.
+        A script runs several times for each unit: a single run would block Redis for too long.
         """
         for unit in units:
             after = b""
@@ -367,10 +371,11 @@ class TenantRecords:
                 pass
 
     def renew_some(self, client: Any, tenant: str, unit: bytes, when: int, after: bytes) -> bytes:
-        """Extend the time to live of some records of a large unit: the records after `after`.
+        """Extend the time to live of some records of a large unit.
 
-        Return the last of these records. The caller passes it as `after` to the next call. Return
-        b"" if all records are done; the unit's time of last use is then `when`, in ms since 1970.
+        `after` is b"" in the first call, and the result of the previous call in each further call.
+        The result is b"" when the last record is done. This last call also sets the unit's time of
+        last use to `when`, in ms since 1970.
         """
         arguments = [*self._times, unit, when, after]
         last: bytes = RENEW.run(client, [self._key(tenant, "")], arguments)
@@ -435,7 +440,7 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
     joined = b"".join(parts)
-    # Read the first line of the value again. It contains the record's version, so it differs from
-    # the line read before if the value was replaced meanwhile.
+    # Read the first line of the value again. The line contains the record's version. If the value
+    # was replaced meanwhile, the line therefore differs from the first line of `joined`.
     head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
     return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

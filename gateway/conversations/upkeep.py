@@ -1,12 +1,13 @@
 """Background task of the conversation store that keeps the disk and Redis equal.
 
-One worker of each gateway runs the task. It uploads records to Redis that only this gateway's disk
-has, deletes records from the disk that other gateways have deleted, and removes expired records.
+One worker of each gateway runs the task. If a record is only on this gateway's disk, the task
+uploads the record to Redis. If another gateway has deleted a record, the task deletes the record
+from the disk. The task also removes expired records.
 
 When Redis has lost its data, a new epoch starts, and all gateways upload their records again. Each
 gateway knows the names of all gateways, even after a restart. Until all of them have reported that
-their uploads are complete, another gateway may still upload a missing record. Clients therefore do
-not get "not found" before that.
+their uploads are complete, clients do not get "not found", because a gateway may still upload the
+missing record.
 
 An ephemeral gateway is a gateway whose disk is deleted when it ends. Before it ends, it uploads all
 its records and sends a goodbye: a report after which other gateways do not wait for its uploads.
@@ -61,11 +62,11 @@ The operator must give the process a longer time to terminate, such as a longer
 `terminationGracePeriodSeconds` in Kubernetes.
 """
 GOODBYE_SEEN_TIMEOUT_S = 2.0
-"""Maximum time in seconds for which a gateway waits until all others have read its goodbye.
+"""Maximum seconds for which an ephemeral gateway waits until other gateways have read its goodbye.
 
 Gateways poll every second, unless they are busy or have crashed.
 """
-_RETRY_INTERVAL_S = 0.2  # pause before the goodbye is retried after a Redis failure
+_RETRY_INTERVAL_S = 0.2  # pause after a failure of Redis before the goodbye is sent again
 
 
 class Upkeep:
@@ -107,8 +108,8 @@ class Upkeep:
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_POLLS)
         self._since = -1
         # After a failover of Redis, other workers may write to the old primary for up to `_stale_s`
-        # seconds. The records that they write are lost, but are marked as uploaded on the disk.
-        # After this time, the latest records are therefore uploaded again (at `_recheck_at`).
+        # seconds. Redis loses these writes, but the disk has marked the records as uploaded. The
+        # latest records are therefore uploaded again after this time (at `_recheck_at`).
         self._stale_s = 0.0 if redis is None else redis.stale_s
         self._recheck_at = math.inf
         self._saved = RedisState()
@@ -124,8 +125,9 @@ class Upkeep:
         Call this before the first request is served.
         """
         if self._redis is not None:
-            # Ignore an OSError. It means that the folder cannot be used. The disk then has no
-            # records to upload before a goodbye, so the lock on this file is not needed.
+            # Ignore an OSError, which means that the folder cannot be used. Without the folder,
+            # there are no records to upload at the end, so the lock on the workers' file is not
+            # needed.
             with contextlib.suppress(OSError):
                 self._worker_fd = os.open(self._workers_file, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(self._worker_fd, fcntl.LOCK_SH)
@@ -147,14 +149,15 @@ class Upkeep:
                 await self._redis.poll(self._gateway, "dirty")
 
     async def depart(self) -> None:
-        """Upload all records and send a goodbye, if the gateway is ephemeral.
+        """Upload all records and send a goodbye, if the disk is deleted when the gateway ends.
 
-        Only the last running worker of the gateway does this. Call the method when `follow` has
-        ended and no more records are written.
+        The goodbye is a report after which other gateways do not wait for uploads of this gateway.
+        Only the gateway's last running worker does this. Call the method when `follow` has ended
+        and no more records are written.
         """
         self._lock.release()  # so that the gateway's last worker can take the lock
         # Upload the latest records again now, without waiting for `_stale_s` seconds. The worker
-        # that held the lock may have ended before it has uploaded them again.
+        # that held the lock may have ended before it could do so.
         self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
@@ -187,11 +190,12 @@ class Upkeep:
                 await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _wait_until_seen(self, redis: RedisThreads, goodbye: PollResult) -> bool:
-        """Wait until all other gateways have polled Redis, and thereby read the goodbye.
+        """Wait until all other gateways have polled Redis, and have thereby read the goodbye.
 
-        Return False if the goodbye must be sent again, because Redis has lost its data. All
-        gateways then write the gateway names that they know to Redis. A gateway that has not read
-        the goodbye also writes the name of this gateway, and would wait for its records.
+        Wait at most `GOODBYE_SEEN_TIMEOUT_S` seconds. Return False if the goodbye must be sent
+        again, because Redis has lost its data. After such a loss, each gateway writes the names of
+        all gateways to Redis again. A gateway that has not read the goodbye also writes the name of
+        this gateway, and the others would wait for this gateway's records.
         """
         until = time.monotonic() + GOODBYE_SEEN_TIMEOUT_S
         while True:
@@ -264,7 +268,8 @@ class Upkeep:
         """Mark the latest records on disk for another upload, if Redis may have lost them.
 
         `since` is `RedisState.since`, which changes when Redis may have lost some records. The
-        records are marked when it has changed, and a second time `_stale_s` seconds later.
+        records are marked when `since` has changed. They are marked again `_stale_s` seconds later,
+        because other workers may have written to the old primary of Redis until then.
         """
         is_news, now = since != self._since, time.monotonic()
         if is_news and self._since > 0:  # 0 means that this disk was never used with Redis
@@ -314,7 +319,7 @@ class Upkeep:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _apply_deletions(self, redis: RedisThreads) -> None:
-        """Delete the records from this disk that other gateways have deleted.
+        """Apply the deletions of other gateways to the records on this disk.
 
         Return after about one polling interval, even if some records are left. The call after the
         next poll deletes them.

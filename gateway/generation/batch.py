@@ -31,8 +31,9 @@ class Meter:
     Attributes:
         tokens: number of generated tokens of choices that have ended.
         running: choices that have not ended.
-        reused_tokens: number of prompt tokens that were in the engine's cache. If the choices
-            differ, the smallest number. None before the first choice has ended.
+        reused_tokens: number of prompt tokens that were in the engine's cache. If the number
+            differs between ended choices, the smallest number. None before the first choice has
+            ended.
         finished: finish reasons of the choices that have ended. A choice that failed has no finish
             reason.
     """
@@ -41,10 +42,10 @@ class Meter:
     """Bit mask of the prompts that were sent to an engine: bit n is set for prompt n."""
     tokens: int = 0
     unreported_tokens: int = 0
-    """Estimated number of tokens that the engine generated for aborted choices after the last read.
+    """Estimated number of tokens of aborted choices that the gateway has not read from the engine.
 
-    An aborted beam search or non-streaming response reports none of its tokens, because the engine
-    reports them only at the end. All tokens of such a response are therefore estimated.
+    The engine returns a beam search or a non-streaming response only at the end. If such a response
+    is aborted, the number of all its tokens is therefore estimated.
     """
     aborted_single_response: bool = False
     """True if a non-streaming response was aborted after the engine had probably started it."""
@@ -52,9 +53,9 @@ class Meter:
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
-    """Fingerprint of the model that generated the response, by the index of the generation.
+    """Fingerprint of the model that runs a generation, by the index of the generation.
 
-    A generation without an entry was answered by a model with the fingerprint `Batch.fingerprint`.
+    A generation without an entry has the fingerprint `Batch.fingerprint`.
     """
     resumptions: int = 0
     """Number of times that a choice was resumed on another replica."""
@@ -117,8 +118,8 @@ class Batch:
     )
     """Locks for loading `prompt_logprobs`, by the index of the prompt's first generation.
 
-    The choices of a prompt share its log probabilities. The choice that holds the lock requests
-    them from the engine, and the other choices wait for the result.
+    The choices of a prompt share the prompt's log probabilities. One choice takes the lock and gets
+    the log probabilities from the engine. The other choices wait for the result.
     """
 
     @property

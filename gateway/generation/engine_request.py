@@ -40,8 +40,8 @@ class Generation:
     Attributes:
         beams: the beam width, which is also the number of returned choices; 0 without beam search.
         echo: the prompt's text if the response must begin with the prompt; otherwise None.
-        end_id: the end-of-sequence id, which is not in the output. None lets the engine continue
-            after this id, up to `max_tokens` tokens.
+        end_id: the end-of-sequence id, at which the engine stops, and which is not in the output.
+            None if the engine must continue after an end of sequence, up to `max_tokens` tokens.
         stop_ids: id sequences at which the engine stops: further end-of-sequence ids and the stop
             strings. The gateway also searches the text for stop strings, because the engine may
             miss them.
@@ -69,19 +69,20 @@ class Generation:
     text: TextPrompt | None = None
     """The prompt for a model that takes text; None for a model that takes token ids.
 
-    `prompt_ids` then has the token ids to which the model's preprocessing converts this text.
+    If the model takes text, it converts the text to the token ids in `prompt_ids` itself.
     """
     forms: Mapping[object, TextPrompt | None] = field(default_factory=dict)
-    """The prompt as text, by model variant (group of equal replicas) that can run the request.
+    """Value of `text` for each model variant (group of equal replicas) that can run the request.
 
-    The value is None for a variant that takes token ids. The mapping is empty if the request is for
-    one certain replica. `gateway.scheduling.kinds` defines model variants.
+    The mapping is empty if the request is for one certain replica. `gateway.scheduling.kinds`
+    defines model variants.
     """
 
     def for_variant(self, variant: object) -> Generation:
-        """Return a copy of this generation with the `text` to send to replicas of `variant`.
+        """Return this generation with the value of `text` for replicas of `variant`.
 
-        If `forms` has several variants, `variant` must be one of them.
+        If `forms` has at least two variants, `variant` must be one of them. Otherwise, return this
+        object unchanged.
         """
         if len(self.forms) < 2:
             return self

@@ -18,7 +18,7 @@ MAX_CHOICES = 128
 
 
 MODEL_MAXIMUM = -1
-"""Value of `truncate_prompt` that truncates a prompt only if it exceeds the model's limit.
+"""Value of `Options.truncate_prompt` to truncate a prompt to the maximum length of the model.
 
 The truncated prompt leaves `max_tokens` tokens for the response.
 """
@@ -34,9 +34,9 @@ PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_pe
 class Guide:
     """A constraint on generated text for guided decoding, such as a JSON schema or a regex.
 
-    `best_effort` selects parts of a JSON schema in which keywords may be dropped if the engine
-    cannot enforce them. Each entry is a pair: the JSON path of the part in the schema, and the name
-    of that part in the client's request.
+    `best_effort` lists the parts of a JSON schema in which keywords may be dropped if the engine
+    cannot enforce them. Each entry has two paths of such a part: its JSON path in `text`, and its
+    path in the client's request.
     """
 
     type: Kind
@@ -116,10 +116,11 @@ class Caller:
             token is expected later.
         max_expected_wait_s: maximum expected seconds in the queue, if `first_token_within` is not
             set. The request is refused if a longer wait is expected.
-        billed: True to count cached prompt tokens even if the response does not report them.
-        isolated_cache: True to hide from the client if an engine has cached its prompt for another
-            tenant. The response then reports no number of cached tokens, and the request is routed
-            only by the cached prompts of the same tenant.
+        billed: True if the usage is recorded. The cached prompt tokens are then counted even if the
+            response does not report them.
+        isolated_cache: True if the client must not find out which prompts of other tenants an
+            engine has cached. The response then does not report the number of cached tokens, and
+            the request is routed only by the cached prompts of the same tenant.
         guides: "checked" or "unchecked" if the tenant may use guided decoding, otherwise "none";
             see `guides.kinds.Policy`.
     """

@@ -25,8 +25,8 @@ _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
 # Limits of the cache of `Verdict` objects: the number of entries, and the number of characters in
 # their texts. An entry takes about 200 bytes, plus the text of a rewritten schema.
 _MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
-# Maximum number of parts that are compiled to find the invalid part of a refused guide. A guide may
-# be combined from several request parameters, its parts. Each part is queued separately.
+# A guide may be combined from the guides of several request parameters (parts). If such a guide is
+# refused, its parts are compiled one by one to find the invalid part, up to this number of parts.
 _MAX_PARTS = 8
 
 
@@ -39,7 +39,7 @@ class GuideCheck:
     Args:
         strict: True to refuse any schema keyword that cannot be enforced. False to drop such
             keywords where `Guide.best_effort` allows it.
-        release: the engines' release of xgrammar; "" means any release since 0.1.25.
+        release: the engines' release of xgrammar; "" for any release from 0.1.25 to 0.1.33.
     """
 
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
@@ -55,7 +55,7 @@ class GuideCheck:
         """Check the guide of a request. Return the options with the guide to send to the engine.
 
         The returned guide may lack keywords of the client's guide that cannot be enforced. If the
-        caller is cancelled while the guide is queued, the guide is not compiled.
+        task is cancelled while the guide is queued, the guide is not compiled.
 
         Raises:
             InvalidRequest: the guide is invalid; the error names the parameter.
@@ -92,9 +92,9 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # Each part is valid, so only the combination is invalid. If the first part belongs to
-            # `param` and there are more parts, these parts are tools. Name `tools` in the message
-            # then.
+            # Each compiled part is valid alone. Name `tools` in the message if some parts were not
+            # compiled, because there are too many. Also name `tools` if there are parts for both
+            # `param` and tools: these parts are invalid only in combination.
             if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)

@@ -46,11 +46,11 @@ class GuideProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Compile a guide in the worker process. Return the result: accepted or refused.
+        """Compile a guide in the worker process. Return a `Verdict` that accepts or refuses it.
 
-        If the guide crashes the worker process, the guide is refused. Raise Overloaded if the
-        process cannot be started, if it does not respond in time, or if it ended for another reason
-        than the guide.
+        A guide that crashes the worker process is refused. Raise Overloaded if the process cannot
+        be started or does not respond in time. Also raise it if the process ended, but the guide is
+        not the cause.
         """
         process = self._ensure_started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)

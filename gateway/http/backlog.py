@@ -1,6 +1,7 @@
-"""Acceptor that takes several waiting connections per event-loop iteration while the loop is busy.
+"""Acceptor of client connections for a busy event loop.
 
-In this module, a "turn" is one iteration of the event loop.
+While the loop is busy, several waiting connections are accepted per iteration of the loop. In this
+module, a "turn" is one iteration of the event loop.
 
 See decision 057 in docs/decisions.
 """
@@ -22,10 +23,11 @@ _MAX_PER_TURN = 64
 class Backlog:
     """Acceptor of connections that wait in the kernel's accept queue of one listening socket.
 
-    uvloop's server accepts only one connection per turn, which leaves connections for idle workers.
-    If the loop is busy, its turns are long, and connections would wait for seconds in the kernel's
-    queue. The gateway cannot refuse a connection before accepting it. While the loop is busy, this
-    class therefore accepts additional connections. Their number grows with the length of the turns.
+    uvloop's server accepts only one connection per iteration of the event loop (a "turn"). Idle
+    worker processes can then accept the other connections. If all workers are busy, turns are long,
+    and connections would wait in the queue for seconds. The gateway cannot refuse a connection
+    before accepting it. While the loop is busy, this class therefore accepts additional
+    connections. Their number grows with the length of the turn.
     """
 
     def __init__(
@@ -54,9 +56,10 @@ class Backlog:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def note_connection(self) -> None:
-        """Start watching the length of turns. Call this for each connection the server accepts.
+        """Begin to check for more connections. The server calls this for each accepted connection.
 
-        An accepted connection suggests that more connections wait in the kernel's queue.
+        The following iterations of the event loop are measured. After each long iteration,
+        additional connections are accepted, because they may wait in the kernel's queue.
         """
         self._is_busy = True
         if not self._has_turn:
@@ -65,9 +68,10 @@ class Backlog:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def close(self) -> None:
-        """Stop accepting connections, by closing the duplicate of the listening socket.
+        """Stop accepting connections: close this class's duplicate of the listening socket.
 
-        The kernel would continue to queue connections while any duplicate of the socket is open.
+        Closing only the server's socket is not enough. The kernel continues to queue connections
+        while any duplicate of the socket is open.
         """
         self._listener.close()
 

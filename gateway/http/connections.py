@@ -19,17 +19,17 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 RESERVED_CONNECTIONS = 64
-"""Number of connections that may be open in addition to the limit.
+"""Number of additional connections that may be open when a limit of `Connections` is reached.
 
-They are reserved for health checks, requests for metrics, and requests of admins, which are served
-even at the limit.
+They are reserved for health checks, requests for metrics, and requests of admins. These requests
+are served even if a limit is reached.
 """
 
 _LOG_INTERVAL_S = 60.0
 
 
 class ClientConnection(Protocol):
-    """Methods and properties of a connection that `Connections` uses."""
+    """Interface that the class `Connections` requires of a connection."""
 
     @property
     def address(self) -> str | None:
@@ -39,7 +39,8 @@ class ClientConnection(Protocol):
     def is_slow(self) -> bool:
         """True if the body of the request in progress arrives very slowly or not at all.
 
-        Also True while reading is paused because the buffer for the body is full.
+        Also True while reading is paused because the buffer for the body is full. Otherwise, such a
+        connection could never be evicted.
         """
 
     def abort(self) -> None:
@@ -52,11 +53,12 @@ class ClientConnection(Protocol):
 class Connections:
     """The client connections of one process.
 
-    At most `limit` connections may have a request in progress. One client address may have
-    `of_address` connections; 0 means no limit. Above these limits, only health checks, requests for
-    metrics, and requests of admins are served. The server must read a request to recognise these,
-    so `RESERVED_CONNECTIONS` additional connections may be open. Above that number, the connection
-    that has been idle longest is closed.
+    `limit` is the maximum number of connections with a request in progress. `of_address` is the
+    maximum number of connections of one client address; 0 means no maximum. Above a maximum, only
+    health checks, requests for metrics, and requests of admins are served. The server must read a
+    request to recognise these, so `RESERVED_CONNECTIONS` additional connections may be open. If the
+    reserved connections of the process are also in use, the connection that has been idle longest
+    is closed.
     """
 
     ending = False
@@ -66,9 +68,9 @@ class Connections:
         self._limit = limit
         self._of_address = of_address or math.inf
         self._addresses: Counter[str] = Counter()
-        # Idle connections, longest idle first. `_under_way` has the connections with a request in
-        # progress. An aborted connection is removed from both collections.
+        # Idle connections, longest idle first.
         self._waiting: OrderedDict[ClientConnection, None] = OrderedDict()
+        # Connections with a request in progress. Closed connections are in neither collection.
         self._under_way: set[ClientConnection] = set()
         # Connections that were passed to `mark_slow`, in the order of the calls. A connection may
         # be fast again, so check `is_slow` before evicting it.
@@ -77,7 +79,7 @@ class Connections:
         self._full = ""
 
     def add(self, connection: ClientConnection) -> bool:
-        """Add a new connection, and close the longest idle one if too many are open.
+        """Add a new connection. If too many are open, close the connection that is idle longest.
 
         Return False if the caller must refuse the new connection without reading its request.
         """
@@ -107,8 +109,9 @@ class Connections:
         """Record that a connection has received the headers of a request.
 
         If the connection limit is reached, evict a slow connection. Return False if there is no
-        slow connection, or if the client's address has too many connections. The request may then
-        only be served if it is a health check, a request for metrics, or a request of an admin.
+        slow connection, or if the client's address has too many connections. If the result is
+        False, the caller must refuse the request. Exceptions are health checks, requests for
+        metrics, and requests of admins.
         """
         self._waiting.pop(connection, None)
         self._under_way.add(connection)
@@ -130,8 +133,9 @@ class Connections:
     def renew(self, connection: ClientConnection) -> None:
         """Mark an idle connection as the most recently used one.
 
-        Call this after a request was refused without parsing. If too many connections are open,
-        other idle connections are then closed before this connection.
+        Call this after refusing a request without parsing it, because `begin` and `end` are not
+        called for such a request. If too many connections are open, less recently used connections
+        are closed first.
         """
         if connection in self._waiting:
             self._waiting.move_to_end(connection)
@@ -159,9 +163,10 @@ class Connections:
             self._waiting.move_to_end(connection, last=False)
 
     def _evict_slow(self, newcomer: ClientConnection) -> bool:
-        """Evict the slow connection that was reported before all other slow connections.
+        """Evict a slow connection. Try connections in the order of the calls of `mark_slow`.
 
-        `newcomer` is never evicted. Return False if there is no other slow connection.
+        Connections that are no longer slow are skipped. `newcomer` is never evicted. Return False
+        if no other connection is slow.
         """
         while self._slow:
             oldest, _ = self._slow.popitem(last=False)
@@ -184,9 +189,9 @@ class Connections:
 
     @property
     def problem(self) -> str:
-        """Message for operators about a reached limit.
+        """Message for operators that the connection limit is reached.
 
-        Empty if the limit was not reached within the last minute.
+        Empty if this limit was not reached within the last minute.
         """
         return self._full if time.monotonic() - self._full_at < _LOG_INTERVAL_S else ""
 

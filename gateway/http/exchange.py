@@ -1,9 +1,9 @@
 """Exchange: an HTTP request and its response, with an ASGI interface and a faster direct interface.
 
 An ASGI application reads the request with `receive`, and answers with `send`. An application may
-instead get the exchange from the scope's extensions, under the key `EXCHANGE`, and write the
-response with methods of the exchange. These methods bypass all middleware, so a streamed token
-costs only one call.
+also get the `Exchange` object from the `extensions` of the ASGI scope, under the key `EXCHANGE`,
+and write the response with its methods. These methods bypass all middleware, so sending a streamed
+token takes only one call.
 
 See decision 036 in docs/decisions.
 """
@@ -45,8 +45,8 @@ The buffer holds body bytes that have arrived but that the application has not r
 # interpret others in different ways (RFC 9110, 5.5).
 _UNSAFE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Headers that determine where a response ends. This module sets these headers. An application may
-# only set the content-length, and `connection: close`.
+# Headers that determine where a response ends. This module sets them itself. An application may
+# pass only two of them: the content-length, and `connection: close`.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 _CLOSE = b"connection: close\r\n\r\n"
@@ -55,7 +55,7 @@ App = Callable[..., Awaitable[None]]
 
 
 class Carrier(Protocol):
-    """Methods and attributes of a connection that `Exchange` uses."""
+    """Interface that the class `Exchange` requires of a connection."""
 
     transport: asyncio.Transport
     write_paused: bool
@@ -72,7 +72,7 @@ class Carrier(Protocol):
     def resume_reading(self) -> None: ...
 
     def on_answered(self) -> None:
-        """Finish the request, whose complete response was passed to the transport."""
+        """End the request. Called when the complete response was passed to the transport."""
 
     def on_failed(self, error: BaseException | None) -> None:
         """Send an error or close the connection, because the application sent no complete response.
@@ -215,8 +215,8 @@ class Exchange:
     def take_complete_body(self, max_bytes: int) -> bytes | None:
         """Return the request body if it is complete and not larger than `max_bytes`.
 
-        Otherwise return None; the body can then still be read with `receive`. Also return None if
-        the body was read before or the client has disconnected.
+        Otherwise return None, and leave the body for `receive`. Also return None if the body was
+        read before, or if the client has disconnected.
         """
         if (
             self._receiving
@@ -407,7 +407,7 @@ class Http10Exchange(Exchange):
 
 
 def _drop(_: bytes) -> None:
-    """Ignore data. Replaces `_write` when the response is complete or the client disconnected."""
+    """Discard data. `Exchange._write` is this function after the response or a disconnect."""
 
 
 @lru_cache(maxsize=256)

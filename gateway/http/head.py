@@ -1,9 +1,9 @@
 """Checks of request headers against HTTP request smuggling.
 
-A proxy in front of the gateway and the gateway could read ambiguous headers differently. They could
-then disagree on where a request ends or who sent it (RFC 9112, 11.2). These checks refuse such
-headers. httptools (llhttp) itself refuses contradicting lengths, folded lines, bare line feeds,
-spaces before colons and invalid chunk sizes.
+If headers are ambiguous, a proxy may read them differently than the gateway behind it. The two
+could then disagree on where a request ends or who sent it (RFC 9112, 11.2). These checks refuse
+ambiguous headers. httptools (llhttp) itself refuses contradicting lengths, folded lines, bare line
+feeds, spaces before colons and invalid chunk sizes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
     if version == "1.0":
-        # Ignore `expect`, because an HTTP/1.0 client would take `100 Continue` for the final
+        # Ignore `expect`, because an HTTP/1.0 client would mistake `100 Continue` for the final
         # response (RFC 9110, 10.1.1).
         fields.pop(b"expect", None)
     return fields

@@ -8,7 +8,7 @@ from gateway.errors import GatewayError
 
 
 class MalformedRequest(GatewayError):
-    """The request is not valid HTTP, or a proxy could read it differently."""
+    """The request is not valid HTTP, or a proxy could read it differently than this gateway."""
 
 
 class HeadersTooLarge(GatewayError):
@@ -42,7 +42,7 @@ class UnknownUrl(GatewayError):
 
 
 class ForWebsites(GatewayError):
-    """A browser sent the request for a website that is not allowed to call this gateway."""
+    """The request comes from a web page whose site is not allowed to call this gateway."""
 
 
 class MethodNotAllowed(GatewayError):

@@ -1,11 +1,11 @@
 """Cache of the heads (request line and headers) of refused requests.
 
-In a flood of requests, each client repeats the same head. If a head is in the cache, the request
-can be refused without parsing the head again.
+In a flood of requests, each client sends the same head again and again. If a head is in the cache,
+the request can be refused without parsing the head again.
 
 The cache compares bytes and is not a second parser. A cached head has been parsed by httptools and
-accepted by `check_head`. Another request matches only if the bytes of its head are equal, except
-the digits of the content-length. The cache therefore cannot disagree with httptools on where a
+accepted by `check_head`. A later request matches only if all bytes of its head are the same, apart
+from the digits of the content-length. The cache and httptools therefore always agree on where a
 request ends.
 
 See decision 056 in docs/decisions.
@@ -26,8 +26,8 @@ MAX_SEEN = 8192
 _MAX_FIELDS = 64
 
 # Pattern of the content-length header in the bytes of a head. A match cannot be part of another
-# header's value, because the parser refuses folded lines and bare line feeds. The parser accepts
-# any number of up to seven digits as a length.
+# header's value, because the parser refuses folded lines and bare line feeds. The matched digits
+# are always a valid length, because the parser accepts all numbers of up to seven digits.
 _LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,7})\r\n", re.IGNORECASE)
 _END = b"\r\n\r\n"
 # Placeholder in a cache key for the digits of the content-length. The parser refuses heads with
@@ -58,7 +58,7 @@ class KnownHeads:
     def __init__(self) -> None:
         self._heads: OrderedDict[bytes, KnownHead] = OrderedDict()
         self._seen = set[int]()
-        """Hashes of the cache keys of the heads that were passed to `add` at least once."""
+        """Hashes of cache keys: one for each head that was passed to `add`. Cleared when full."""
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -80,9 +80,10 @@ class KnownHeads:
         return head, int(length)
 
     def add(self, data: bytes, path: str, fields: Mapping[bytes, bytes]) -> None:
-        """Cache the head of a refused request. The first call for a head only stores its hash.
+        """Cache the head of a refused request. The first call for a head only stores a hash.
 
-        The request must be an HTTP/1.1 POST that keeps its connection open.
+        The second call for the same head caches the head. The request must be an HTTP/1.1 POST that
+        keeps its connection open.
 
         Args:
             data: received bytes, starting with the first byte of the request.

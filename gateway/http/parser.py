@@ -3,8 +3,8 @@
 A server may ignore an `upgrade` header (RFC 9110, 7.8). For example, java.net.http, which many Java
 clients use, offers h2c in each request without TLS. httptools assumes that all data after the
 headers of such a request belongs to the other protocol, even if the request has a body. A second
-parser therefore reads the body. The second parser first gets a minimal head with the request's
-content-length or transfer-encoding.
+parser therefore reads the body. This parser first gets an artificial head: a request line, and the
+request's content-length or transfer-encoding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 
 
 class ParserEvents(Protocol):
-    """Receiver of httptools' callbacks. `RequestParser` reads and sets its attributes."""
+    """Receiver of httptools' callbacks, with two attributes for the class `RequestParser`."""
 
     parser: HttpRequestParser
     """Parser for the data that arrives next. `RequestParser` may replace this parser."""
@@ -37,7 +37,7 @@ class ParserEvents(Protocol):
 class RequestParser(HttpRequestParser):
     """Request parser that can also read the body of a request that offers an upgrade.
 
-    Before such a body, the parser sets `events.parser` to a new parser, which reads the body.
+    To read such a body, this parser creates a second parser, and stores it in `events.parser`.
     """
 
     __slots__ = ("_events",)
@@ -68,7 +68,10 @@ class RequestParser(HttpRequestParser):
 
 
 class _HeadFilter:
-    """Receiver of callbacks that drops those for the minimal head, and forwards all later ones."""
+    """Receiver of the second parser's callbacks.
+
+    Callbacks for the artificial head are dropped. All later callbacks are forwarded to `events`.
+    """
 
     def __init__(self, events: ParserEvents) -> None:
         self._events = events

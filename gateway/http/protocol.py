@@ -1,4 +1,4 @@
-"""HTTP/1.1 protocol for connections to an ASGI application, with limits on sizes and times.
+"""HTTP/1.1 protocol between clients and an ASGI application, with size limits and timeouts.
 
 uvicorn listens, runs the event loop, and creates an `HttpProtocol` for each connection. Errors of
 the HTTP layer are sent in OpenAI's format.
@@ -44,14 +44,15 @@ from gateway.http.start_gate import StartGate
 BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Function that returns the status, headers and body of the response for an error.
 
-It is used for errors that a connection sends itself, without the application.
+It is used for errors to which the HTTP layer responds itself, instead of the application.
 """
 
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum bytes of a request's URL and headers.
 
-The same maximum applies to the bytes of a chunked body in excess of `_MAX_FRAMING_RATIO`.
+The same maximum applies to the overhead of a chunked body, such as chunk extensions. Received bytes
+count as overhead if they exceed `_MAX_FRAMING_RATIO` times the number of body bytes.
 """
 
 MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
@@ -59,9 +60,9 @@ MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
 
 # A connection counts as slow, and may be evicted, if the body arrives more slowly than this.
 _MIN_BODY_BYTES_PER_S = 16 * 1024
-# Maximum ratio of received bytes to body bytes in a chunked body. Chunk sizes and chunk extensions
-# are received bytes, but not body bytes. Received bytes in excess of this ratio count toward
-# `MAX_HEAD_BYTES`. Chunks with one body byte each have a ratio of 6.
+# Number of received bytes that a chunked body may have for each body byte. Received bytes include
+# chunk sizes and chunk extensions. Received bytes above this ratio count toward `MAX_HEAD_BYTES`.
+# Chunks of one body byte are allowed, because such a chunk has only 6 received bytes.
 _MAX_FRAMING_RATIO = 8
 # A connection does not count as slow in the first seconds of a body.
 _SLOW_AFTER_S = 2
@@ -89,10 +90,11 @@ class ConnectionLimits:
     The time starts when the client connects. For a later request, it starts with the first byte.
     """
     body: float = 60.0
-    """Length of the periods after which the arrival of a body is checked.
+    """Length of the periods in which a minimum number of body bytes must arrive.
 
-    A request is refused if its body is incomplete at the end of a period, and fewer than
-    `MIN_BODY_BYTES_PER_PERIOD` bytes arrived in the period.
+    At the end of a period, a request is refused if its body is incomplete and fewer than
+    `MIN_BODY_BYTES_PER_PERIOD` bytes arrived in the period. While the gateway has paused reading,
+    no minimum applies.
     """
     write: float = 60.0
     """Maximum time for which a client may read nothing while a response has unsent data."""
@@ -176,7 +178,7 @@ class HttpProtocol(asyncio.Protocol):
             app: the ASGI application.
             limits: timeouts of this connection.
             connections: registry of all connections of this process.
-            build_error: builds the responses for errors that this connection sends itself.
+            build_error: builds the error responses that this class sends without the application.
             gate: decides whether a request starts, waits or is refused. None starts each request
                 at once.
         """
@@ -190,10 +192,10 @@ class HttpProtocol(asyncio.Protocol):
         self._build_error = build_error
         self._gate = gate
         self._read = b""
-        """Received data that starts with the first byte of a request; empty if unknown.
+        """Received data, if it starts with the first byte of a request; otherwise empty.
 
-        Set only while the gate is busy and the parser reads the data. The gate uses the data to
-        cache the head of a refused request.
+        Set only while the data is parsed, and only if requests wait in the start queue. The gate
+        uses the data to cache the head of a refused request.
         """
         self.address: str | None = None
         """The client's IP address; None on a Unix socket."""
@@ -201,10 +203,10 @@ class HttpProtocol(asyncio.Protocol):
         self._server: tuple[str, int | None] = "", None
         self._scheme = "http"
         self._pending = 0
-        """Bytes that count toward `MAX_HEAD_BYTES`. Reset whenever a head or body is complete.
+        """Bytes that count toward `MAX_HEAD_BYTES`. Reset to 0 when a head or body is complete.
 
-        While a head is received, all received bytes count. While a body is received, only the bytes
-        in excess of `_MAX_FRAMING_RATIO` times the size of the body count.
+        While a head is received, all bytes count. While a body is received, only the received bytes
+        above `_MAX_FRAMING_RATIO` times the body bytes count.
         """
         self._phase = Phase.HEAD
         self._received = 0
@@ -214,7 +216,7 @@ class HttpProtocol(asyncio.Protocol):
         `ConnectionLimits.body` seconds.
         """
         self._checks = 0
-        """Number of calls of `check` in the current phase: the seconds since the phase began.
+        """Seconds since the current phase began, counted by `check`, which is called once a second.
 
         In phase BODY, this number is set to 0 at the start of each period of
         `ConnectionLimits.body` seconds.
@@ -226,24 +228,24 @@ class HttpProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self.framing: tuple[bytes, bytes] | None = None
-        """Header that `RequestParser` needs; see `ParserEvents.framing`."""
+        """Header that shows where the body of an upgrade request ends; see `ParserEvents`."""
         self._exchange: Exchange | None = None
         """The request in progress; None between a complete response and the next request."""
         self._read_paused = False
         self._writable: asyncio.Event | None = None
-        """Event that is set when the full write buffer has space again; None if it is not full."""
+        """Event that is set when the write buffer has space again; None while it is not full."""
         self._stopped_reading = False
         """True if all further received data is ignored."""
         self._closes_after_body = False
         """True if the connection closes when the rest of the current body has arrived.
 
-        The request was then answered before its body was complete.
+        This happens if the request was answered before its body was complete.
         """
         self._closes_after_answer = False
         """True if the connection must close after the current response because of a shutdown."""
         self._error: GatewayError | None = None
         """Error for which `_stop` has stopped the parser; None if it was not stopped."""
-        # An attribute instead of a property, because it is read for each token.
+        # This is an attribute, because it is read for each token and a property would be slower.
         self.write_paused = False
 
     @property
@@ -296,8 +298,8 @@ class HttpProtocol(asyncio.Protocol):
     def _check_writing(self) -> None:
         """Abort the connection if the client reads nothing for `limits.write` seconds.
 
-        The size of the write buffer is compared only while no data is added to the buffer. A
-        changed size then proves that the client has read data.
+        The size of the write buffer is compared with the size at the last call. This is done only
+        while no data is added to the buffer, so a changed size proves that the client reads.
         """
         unsent = 0
         if self.write_paused or self.transport.is_closing():
@@ -392,9 +394,9 @@ class HttpProtocol(asyncio.Protocol):
             self._pending = 0  # do not count empty lines before a request
         else:
             self._enter(Phase.HEAD)
-            # This request started in the same data in which the previous request ended, so the size
-            # of its head is unknown. Set a value above the limit: `on_headers_complete` then adds
-            # up the sizes of the headers.
+            # The received data contained the end of the previous request and the start of this
+            # request, so the size of this head is unknown. A value above the limit makes
+            # `on_headers_complete` add up the sizes of the URL and the headers.
             self._received = MAX_HEAD_BYTES + 1
         self._url = b""
         self._headers = []
@@ -478,9 +480,10 @@ class HttpProtocol(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        # Subtract from `_pending`, which counts excess framing bytes, and keep the result at 0 or
-        # above. If each body byte reset `_pending` to 0, chunk extensions could have any length. If
-        # `_pending` could become negative, trailers after a large body could have any length.
+        # `_pending` has counted all received bytes. Subtract the bytes that are allowed for this
+        # part of the body. Do not just set `_pending` to 0: chunk extensions could then have any
+        # length. Do not let it become negative: trailers after a large body could then have any
+        # length.
         self._pending = max(0, self._pending - _MAX_FRAMING_RATIO * len(body))
         if self._exchange is not None:
             self._exchange.feed(body)
@@ -545,9 +548,10 @@ class HttpProtocol(asyncio.Protocol):
     def _hang_up(self) -> None:
         """Close the connection after a response, without losing the response.
 
-        Close at once if the request was read completely. Otherwise, closing would reset the
-        connection, and the client could lose the response. In this case, close when the rest of the
-        body has arrived, or after 1 s if the unread data is not a body.
+        If the request was read completely, close at once. Otherwise, closing would reset the
+        connection, and the client could lose the response. If the request's body is incomplete,
+        close when the rest has arrived. If there is other unread data, such as a second request,
+        close after 1 s.
         """
         if self._phase is Phase.IDLE and not self._stopped_reading:
             self.transport.close()
@@ -597,7 +601,7 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Raise an exception to stop the parser. `data_received` then sends `error` if possible."""
+        """Abort parsing with an exception. `data_received` then calls `_refuse` with `error`."""
         self._error = error
         raise ValueError
 
@@ -638,7 +642,8 @@ class HttpProtocol(asyncio.Protocol):
             "connection": "close",
         } | more
         if (exchange := self._exchange) is not None:
-            # Prefer headers of the exchange. For example, its request id is the one in the logs.
+            # Headers of the exchange replace the headers above. For example, the response must have
+            # the same request id as the logs.
             headers |= {name.decode(): value.decode("latin-1") for name, value in exchange.headers}
             body = b"" if exchange.head_only else body
         header_lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

@@ -46,7 +46,7 @@ _TICK_S = 0.1
 
 
 class Application(Protocol):
-    """Methods and properties of the served application that `Server` uses."""
+    """Interface that the class `Server` requires of the application."""
 
     @property
     def asgi(self) -> Callable[..., Any]:
@@ -54,9 +54,9 @@ class Application(Protocol):
 
     @property
     def build_error_response(self) -> BuildErrorResponse:
-        """Function that builds the responses for errors that a connection sends itself.
+        """Function that builds the error responses that the HTTP layer sends itself.
 
-        Such errors occur before the application gets the request, or if the application fails.
+        The errors occur before the application gets the request, or if the application fails.
         """
 
     def set_admin_port(self, admin_port: int) -> None:
@@ -71,7 +71,10 @@ class Application(Protocol):
         """Object that decides which requests wait or are refused while the event loop is busy."""
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
-        """Set the connections and the start queue whose state the application must report."""
+        """Store the server's connections and start queue, so that the application can report them.
+
+        The start queue contains requests that wait while the event loop is busy.
+        """
 
     def drain(self) -> bool:
         """Report "not ready" to load balancers from now on. Called when the server shuts down.
@@ -123,9 +126,9 @@ class Server(uvicorn.Server):
             self.application.set_admin_port(sockets[1].getsockname()[1])
         if self._tls_context is not None:
             self.config.ssl = self._tls_context
-            # Keep duplicates of the listening sockets for renewed certificates. A renewal replaces
-            # asyncio's servers. The old server closes its sockets, and the new server needs
-            # duplicates that are still open.
+            # Keep duplicates of the listening sockets. When the certificate is renewed, a new
+            # asyncio server replaces the old server, which closes its sockets. The new server
+            # listens on copies of these duplicates.
             self._listeners = [listener.dup() for listener in sockets or ()]
             for listener in self._listeners:
                 # Make the socket non-blocking, because `accept` must not block the event loop. All
@@ -156,7 +159,7 @@ class Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Check connection timeouts, the TLS certificate, and if the application has failed.
+        """Check connection timeouts, renew the TLS certificate, and stop if the application failed.
 
         uvicorn calls this every 0.1 s. Return True if the server must stop.
         """
@@ -259,12 +262,12 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_TICK_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down at the first SIGTERM or SIGINT. Without workers, exit at once at the second.
+        """Shut down at the first SIGTERM or SIGINT. Exit at once at the second, except in a worker.
 
-        uvicorn itself exits at once only at a second SIGINT. In a worker process, a second signal
-        does not force the exit: the worker may get one signal from its parent, and one from a
-        service manager that signals all processes of a service. The parent sends STOP_NOW_SIGNAL to
-        make a worker exit at once.
+        uvicorn itself exits at once only if the second signal is a SIGINT. A worker process may get
+        two signals for one shutdown: from its parent, and from a service manager that signals all
+        processes of a service. A second signal therefore does not force a worker to exit. To make a
+        worker exit at once, the parent sends STOP_NOW_SIGNAL.
         """
         if self._worker is None:
             self.force_exit = self.should_exit

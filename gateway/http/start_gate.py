@@ -22,7 +22,7 @@ class RefusalAnswer(NamedTuple):
 
 
 class Door(Protocol):
-    """Interface through which the server asks the application how to treat a request under load."""
+    """Interface by which the application decides which requests wait or are refused under load."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
         """Return True if a request may be queued or refused.
@@ -52,8 +52,8 @@ class Door(Protocol):
 class StartGate:
     """Gate of one process that starts, queues or refuses each request.
 
-    `refuse_known` refuses requests without parsing them, if their heads (request line and headers)
-    are in the cache.
+    The gate caches the heads (request line and headers) of refused requests. If the head of a new
+    request is in this cache, `refuse_known` can refuse the request without parsing it.
     """
 
     def __init__(self, starts: StartQueue, door: Door) -> None:
@@ -93,7 +93,7 @@ class StartGate:
 
         Args:
             scope: the ASGI scope of the request.
-            exchange: the exchange of the request. A refusal is sent with it.
+            exchange: the HTTP request and its response, to send a refusal.
             begin: starts the request. Returns False if the client has disconnected.
             read: received bytes, starting with the first byte of the request. If empty, the head of
                 a refused request is not cached.

@@ -127,8 +127,8 @@ class Workers:
         """Run workers until SIGTERM or SIGINT, wait for their end, and return the exit code.
 
         A worker that ends earlier is replaced. SIGHUP is forwarded to each worker. A second SIGTERM
-        or SIGINT is forwarded as `STOP_NOW_SIGNAL`, because a worker that has not yet handled the
-        first SIGTERM would not notice another SIGTERM.
+        or SIGINT is forwarded as `STOP_NOW_SIGNAL`, not as SIGTERM. A worker that has not handled
+        the first SIGTERM yet would not notice another SIGTERM.
         """
         with _open_pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
@@ -146,8 +146,8 @@ class Workers:
             while self._children:
                 time.sleep(_POLL_S)
                 if self._ending:
-                    # Close the listening sockets in the parent, too. While they are open anywhere,
-                    # the kernel accepts connections, which would never be served.
+                    # Close the listening sockets in the parent, too. While any process has them
+                    # open, the kernel accepts connections, which would never be served.
                     for listener in self._listeners:
                         listener.close()
                 for worker in workers:
@@ -184,8 +184,8 @@ class Workers:
         if child is None or (code := child.exitcode) is None:
             return
         refused = code == _WRONG_SETTINGS
-        # Stop the parent with an error only if no other worker runs. If other workers run, they
-        # started with valid settings, so an operator may be editing the settings and may fix them.
+        # Stop the parent with an error only if no other worker runs. Running workers have started
+        # with valid settings. An operator may be editing the settings now, and may fix them.
         serving = any(other.exitcode is None for other in self._children.values())
         if refused and not serving and not self._ending:
             self._code = code
@@ -218,7 +218,7 @@ def _send(child: BaseProcess, number: int) -> None:
 
 
 def report_bad_settings(error: Exception) -> int:
-    """Print `error`, which says what is wrong with the settings. Return the exit code."""
+    """Print `error`, which describes wrong settings. Return the exit code of the process."""
     print(f"gateway: {error}", file=sys.stderr, flush=True)
     return _WRONG_SETTINGS
 

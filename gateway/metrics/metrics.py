@@ -29,8 +29,9 @@ from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import AdapterUpload
 
-# Maximum numbers of unknown parameter names with their own time series: per process, per request
-# and per tenant. Clients choose these names, so without limits they could fill the memory.
+# Some unknown parameter names get their own time series. These limits apply to the number of such
+# names in a process, in a request, and of a tenant. Clients choose the names, so without limits the
+# names could fill the memory.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
@@ -45,7 +46,7 @@ class ModelMetrics:
     """The metrics of the base model or of one adapter.
 
     `Metrics.for_model` caches the instances, because finding a metric by its labels takes longer
-    than counting in it.
+    than updating the metric.
     """
 
     prompt_tokens: Tally
@@ -56,7 +57,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """The metrics of one embedding or ranking model (an entry of `config.mapped`)."""
+    """The metrics of one embedding or ranking model of the configuration file."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -254,9 +255,9 @@ class Metrics:
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Unknown parameter names with their own time series, by name.
+        """Unknown parameter names that have their own time series.
 
-        The value is the tenant that sent the parameter first.
+        The dictionary maps each name to the tenant that sent the parameter first.
         """
         self._models: dict[str, ModelMetrics] = {}
 
@@ -283,34 +284,36 @@ class Metrics:
     def export_lora(
         self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
     ) -> None:
-        """Export metrics of LoRA adapters, which are read when Prometheus scrapes.
+        """Export metrics of LoRA adapters. The values are read when Prometheus scrapes.
 
-        The metrics show which adapters requests use now, and statistics of the adapter store.
+        The metrics are the names of the adapters of current requests, the number of adapters on
+        each replica's disk, and the statistics of the adapter store.
         """
         self.registry.register(LoraCollector(adapters, fit, replicas))
 
     def export_declared(self, declared: DeclaredAdapters) -> None:
-        """Export the number of adapters in the configuration file by state, read at each scrape.
+        """Export how many adapters of the configuration file are in each state.
 
-        The states are "waiting", "loaded" and "failed".
+        The states are "waiting", "loaded" and "failed". The values are read when Prometheus
+        scrapes.
         """
         self.registry.register(DeclaredCollector(declared))
 
     def export_conversations(self, stats: ConversationStats) -> None:
-        """Export the statistics of the conversation store, read when Prometheus scrapes."""
+        """Export the conversation store's statistics. They are read when Prometheus scrapes."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
         self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Export the number of queued requests, and of each replica its load and availability.
+        """Export the number of queued requests, and the load and availability of each replica.
 
         The values are read when Prometheus scrapes.
         """
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
-        """Export the usage of the tenants' budgets, read when Prometheus scrapes."""
+        """Export the usage of the tenants' budgets. The values are read when Prometheus scrapes."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -320,8 +323,8 @@ class Metrics:
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
         """Count the unknown parameters of a request by name.
 
-        A name with ordinary characters gets its own time series, up to a maximum per tenant and per
-        process. All other names are counted as `other`.
+        A name that matches `_PLAIN_NAME` gets its own time series. The number of such names is
+        limited per request, per tenant and per process. All other names are counted as `other`.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
@@ -334,9 +337,10 @@ class Metrics:
             self.unknown_parameters.labels("other").inc(others)
 
     def _can_add_name(self, tenant: str) -> bool:
-        """Return True if the tenant may add another parameter name with its own time series."""
+        """Return True if one more parameter name of this tenant may get its own time series."""
         tenants = [*self._unknown_names.values()]
-        # On a gateway without tenants, `tenant` is always "". All time series are then available.
+        # On a gateway without tenants, `tenant` is always "". Only the limit for the process then
+        # applies.
         max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
         return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
@@ -369,8 +373,8 @@ class Metrics:
     def count_continued(self, tokens: int, *, failed: bool) -> None:
         """Count a generation that another replica continues.
 
-        `tokens` is the number of tokens of the prompt for the other replica. `failed` is True if
-        the first replica has failed, or False if it is being drained.
+        `tokens` is the number of tokens that the other replica must process before its first new
+        token. `failed` is True if the first replica has failed, or False if it is being drained.
         """
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)

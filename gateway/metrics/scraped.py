@@ -33,9 +33,10 @@ All other fields are exported as counters.
 class LoraCollector(Collector):
     """Collector for the metrics of LoRA adapters.
 
-    It exports the number of adapters on each replica's disk, statistics of the adapter store, and
-    the metric `lora_requests_info`. The scheduler of the Gateway API Inference Extension reads this
-    metric to prefer gateways that already use an adapter.
+    The metrics are the number of adapters that each replica has or lacks on its disk, statistics of
+    the adapter store, and `lora_requests_info`. The scheduler of the Gateway API Inference
+    Extension reads `lora_requests_info`. For a request with an adapter, it prefers gateways that
+    already use this adapter.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Tally:
-    """Number that a counter or gauge has for one set of labels."""
+    """Value of a counter or gauge for one set of labels."""
 
     __slots__ = ("value",)
 
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 class _Labelled(Collector, Generic[T]):
-    """Metric with one `Tally` or `Times` for each set of labels. `make` creates such an object."""
+    """Metric with one value for each set of labels. `make` creates a `Tally` or a `Times`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Labelled(Collector, Generic[T]):
 class Tallies(_Labelled[Tally]):
     """Counter metric with a `Tally` for each set of labels.
 
-    Do not call `Tally.dec`, because a Prometheus counter must not decrease.
+    Do not call `dec` of these tallies, because a Prometheus counter must not decrease.
     """
 
     def __init__(

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 _WINDOW_S = 60.0
 RECENT_S = 300.0
-"""Seconds for which the console shows the last refused valid request of a tenant.
+"""Seconds for which a tenant's refused valid request is shown instead of a later invalid one.
 
-In this time, an invalid request that is refused later does not replace the valid request. An
-operator may have to react to the refusal of a valid request, for example by raising a limit, but
-not to the refusal of an invalid one.
+An operator may have to react to the refusal of a valid request, for example by raising a limit.
+Refusals of invalid requests need no reaction, so they must not hide a recent valid request.
 """
 
 
@@ -57,8 +56,8 @@ class TenantDemand:
     refusals: dict[str, TenantRefusal] = field(default_factory=dict)
     """The refused request that the console shows for each tenant.
 
-    This is usually the last one. An invalid request does not replace a valid request that was
-    refused less than `RECENT_S` seconds before.
+    It is the last refused request, with one exception: an invalid request does not replace a valid
+    request that was refused less than `RECENT_S` seconds before.
     """
     _snapshots: deque[_Snapshot] = field(default_factory=deque)
 

@@ -1,9 +1,9 @@
 """Numbers of tokens, requests and errors of this process in the last hour, in steps of 10 seconds.
 
-Counters of the process have the totals since its start. The numbers of a step are the differences
-between the totals at its end and at its start, so requests need no extra code to be recorded. The
-counters include the tokens of a request only when it has ended. At the end of each step, the tokens
-that running requests have generated so far are therefore added.
+The numbers of a step are computed from the totals since the start of the process: the totals at the
+end of the step minus the totals at its start. The totals include the tokens of a request only after
+its end. At the end of each step, the tokens that running requests have generated so far are
+therefore added.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _TIMER_TOLERANCE_S = 1.0  # maximum time by which `asyncio.sleep` may end early
 
 
 def until_step_ends(now: float) -> float:
-    """Return the seconds until the current step ends. `now` is in seconds since 1970.
+    """Return the seconds until the current 10-second step ends. `now` is in seconds since 1970.
 
-    The caller sleeps for this time, and calls the function again. If less than a second is left,
-    the sleep has ended slightly before the end of its step. In this case, return the seconds until
-    the next step ends.
+    The caller sleeps for this time, and then calls the function again. The sleep may have ended
+    slightly early. If less than a second of the current step is left, the function therefore
+    returns the seconds until the end of the next step.
     """
     return STEP_S + _TIMER_TOLERANCE_S - (now + _TIMER_TOLERANCE_S) % STEP_S
 

@@ -55,8 +55,8 @@ class Monitor:
         Args:
             context: the context of the request.
             status: the HTTP status with which the request ended.
-            again: True if this method was called for the request before. This happens if the client
-                disconnected, and the generation continued and has ended now.
+            again: True in the second call for the same request. There are two calls if the client
+                disconnects and the generation continues: one at the disconnect, and one at the end.
         """
         totals, batch = self.history.totals, context.batch
         if status >= 500:
@@ -68,8 +68,8 @@ class Monitor:
             if not again:
                 demand.requests[tenant] += 1
             if context.refusal is not None:
-                # Do not treat 429 and 499 as mistakes of the client. 429 means that a limit is
-                # reached, and 499 that the queue cannot meet the client's deadline.
+                # Do not treat 429 and 499 as mistakes of the client. With status 429, a limit is
+                # reached. With status 499, the queue cannot meet the client's deadline.
                 mistake = 400 <= status < 500 and status not in (429, 499)
                 demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:
@@ -98,8 +98,8 @@ class Monitor:
     def make_stops(self, context: RequestContext) -> Stops:
         """Return a new `Stops` for a request whose generations may be cancelled.
 
-        When the engines have ended all cancelled generations of the request, the `Stops` calls
-        `_log_stopped`, which logs this.
+        When the engines have ended all cancelled generations of the request, the `Stops` object
+        calls `_log_stopped`, which writes a log line.
         """
         ids = {
             "request_id": context.request_id,

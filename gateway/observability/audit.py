@@ -22,7 +22,7 @@ None if the object does not exist.
 
 @dataclass(slots=True)
 class Action:
-    """An admin's change of an object: the object before and after the action.
+    """States of an object before and after an action of an admin.
 
     `after` is initially equal to `before`. If the action fails, the log line therefore shows no
     change.

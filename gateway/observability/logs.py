@@ -123,7 +123,10 @@ def _local_time(second: int) -> str:
 
 
 def _format_json(line: _LogLine) -> bytes:
-    """Format a line as JSON. `time` is RFC 3339 in UTC, `exception` the traceback of an error."""
+    """Format a line as JSON.
+
+    The field `time` is in RFC 3339 format and UTC. The field `exception` is an error's traceback.
+    """
     context = current.get()
     fields: dict[str, object] = {
         "time": datetime.fromtimestamp(line.created, UTC),

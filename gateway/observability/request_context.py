@@ -1,4 +1,4 @@
-"""Context of a request: what is known about it for its log line, tracing span and usage record.
+"""Context of a request: data for the request's log line, tracing span and usage record.
 
 The code that handles the request gets the context as an argument and sets its attributes. Each
 attribute is set a few times per request, never for each token.

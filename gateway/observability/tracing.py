@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-"""Last parts of the names of OpenTelemetry's environment variables for certificate files.
+"""Ends of the names of OpenTelemetry's variables for paths of certificates and keys.
 
-The order is the order of the fields of `ClientFiles`.
+An example of such a name is OTEL_EXPORTER_OTLP_CLIENT_KEY. The order of the ends is the order of
+the fields of `ClientFiles`.
 """
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
@@ -119,9 +120,10 @@ class Tracer:
 def _load_certificates() -> dict[str, str | None]:
     """Copy the certificate files for the connection to the collector to memory files.
 
-    OpenTelemetry's environment variables name the files. The result maps each name in `_FILES` to
-    the path of the copy, or to None if the variable is not set. If the files cannot be read now,
-    all paths are None. OpenTelemetry's exporter then reads the variables and the files itself.
+    The copies are updated when the files change. OpenTelemetry's environment variables contain the
+    paths of the files. Return the paths of the copies, by the names in `_FILES`. A path is None if
+    its variable is not set. All paths are None if the files cannot be read now. OpenTelemetry's
+    exporter then reads the variables and the files itself.
     """
     given = [
         os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
@@ -200,7 +202,7 @@ class RequestSpan:
 class AttemptSpan:
     """The span of a gRPC call to one replica.
 
-    `metadata` contains the span's `traceparent`. Send it as metadata of the call.
+    `metadata` contains the span's `traceparent`. Send `metadata` with the call.
     """
 
     def __init__(self, span: Span) -> None:

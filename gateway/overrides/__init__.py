@@ -1,4 +1,5 @@
 """Overrides: weights and drains of replicas that an admin sets at run time.
 
-They are stored on disk or in Redis, and apply to all workers and gateways.
+Overrides are stored on disk and, if configured, in Redis. They apply to all workers of a gateway,
+and with Redis to all gateways.
 """

@@ -5,10 +5,10 @@
 ``replica_overrides``   hash in Redis: JSON of each override, by endpoint. The field ``@revision``
                         gets a new random value with each change.
 
-With Redis, the file is a copy that is used while Redis is unavailable. Without Redis, the file is
-the only copy. A drained replica therefore remains drained after any restart. If the hash has no
-``@revision``, the hash is new or Redis has lost it. This gateway then writes all overrides that it
-knows to the hash.
+With Redis, the file is a copy of the hash, and the gateway uses the file while Redis is
+unavailable. Without Redis, there is only the file. A drained replica therefore remains drained
+after any restart. A hash without ``@revision`` is new, or Redis has lost its contents. In this
+case, the gateway writes all overrides from its memory to the hash.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class OverrideCopies:
     def refresh(self) -> None:
         """Read the overrides from Redis, and store them in `current`.
 
-        Read them from disk if Redis is not configured.
+        If Redis has lost the overrides, write `current` to Redis instead. If Redis is not
+        configured, read the overrides from disk.
         """
         if self._primary is None:
             self._read_disk()

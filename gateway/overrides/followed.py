@@ -25,7 +25,7 @@ _POLL_INTERVAL_S = 0.5
 
 
 class LiveOverrides:
-    """The current overrides by endpoint.
+    """The current overrides (weights and drains of replicas), by the replica's endpoint.
 
     Use an instance as an async context manager, and run `follow` within the context. Whenever the
     overrides have changed, `apply` is called with all overrides.
@@ -49,7 +49,7 @@ class LiveOverrides:
     async def follow(self, troubles: Troubles) -> None:
         """Poll Redis for changes by other processes, about twice a second. Run until cancelled.
 
-        Return at once if there is no Redis: only this process then changes the overrides.
+        Return at once without Redis, because no other process can change the overrides.
         """
         while self._copies.is_shared:
             await asyncio.sleep(_POLL_INTERVAL_S)

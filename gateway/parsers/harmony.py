@@ -13,8 +13,8 @@ messages.
 
 The header of a message is the text up to `<|message|>`. Clients do not get the header's text. If
 the token limit cuts a response within a header, the response ends before this header. If a model
-forgets `<|message|>`, the parser drops the valid header syntax, and reports the remaining text as
-content.
+forgets `<|message|>`, the parser removes the valid header syntax. The rest of the header becomes
+the text of the message.
 
 Source: openai/harmony, docs/format.md; the chat template of gpt-oss.
 """
@@ -32,15 +32,15 @@ MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _RETURN, _CALL)
 """Control tokens of the format. The text of a message never contains these tokens."""
 
 TURN = f"{_START}assistant"
-"""The text at the end of a prompt that begins the assistant's turn."""
+"""Start of the assistant's next message. A prompt that asks for a response ends with this text."""
 FINAL = f"{_CHANNEL}final{_MESSAGE}"
-"""The text after `TURN` that begins a content message."""
+"""Text after `TURN` that completes the header of a message in the channel `final`."""
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _MAX_MARKER_CHARS = max(map(len, MARKERS))
 # Maximum number of characters in a header. If a header is longer, the model has forgotten
-# `<|message|>`, and the text is content. A valid header is shorter, because the name of a function
-# has at most 128 characters.
+# `<|message|>`, and has started to write the message's text. A valid header is shorter, because the
+# name of a function has at most 128 characters.
 _MAX_HEADER_CHARS = 256
 _NAME_OF_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
@@ -69,17 +69,17 @@ def read_open_header(prompt: str) -> str:
 class HarmonyParser:
     """Incremental parser of one choice's text. The text may arrive in chunks of any length.
 
-    The methods are those of a `ToolParser`, but the parser also reports reasoning. `ToolParser`
-    processes single characters. This parser processes chunks, which is faster, because every
-    response of a harmony model is parsed.
+    The class has the same methods as `ToolParser`, and also reports reasoning. `ToolParser`
+    processes single characters. This parser processes chunks, which is faster. Speed is important,
+    because every response of a harmony model must be parsed, even if the request offers no tools.
     """
 
     def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
         """Start parsing.
 
         Args:
-            open_header: the result of `read_open_header` for the prompt: the beginning of the
-                header of the first message.
+            open_header: the beginning of the first message's header, as `read_open_header` returns
+                it for the prompt.
             calls: False if the request offers no tools. A tool call is then reported as content, or
                 as reasoning if its channel is `analysis`.
         """
@@ -87,9 +87,10 @@ class HarmonyParser:
         self._offered = calls
         self._events: list[Event | Reasoning] = []
         self._held = ""  # text that may be the beginning of a marker
-        # The header so far; None within a message's text. While the header contains no marker,
-        # `_bare` is True: the text may be content without a header.
+        # The part of the header that was read so far; None within a message's text.
         self._header: str | None = ""
+        # True while the header contains no marker. Without a marker, the text in `_header` may be
+        # content of a message without a header.
         self._bare = True
         self._kind: _Kind = "content"
         self._name = ""  # name of the called function
@@ -101,7 +102,10 @@ class HarmonyParser:
                 self._open()
 
     def parse(self, text: str) -> list[Event | Reasoning]:
-        """Parse the next chunk of text. Return the events that further text cannot change."""
+        """Parse the next chunk of text, and return its events.
+
+        Text that may be the beginning of a marker is held back until more text arrives.
+        """
         text = self._held + text
         start = 0
         for found in _MARKER.finditer(text):
@@ -116,10 +120,10 @@ class HarmonyParser:
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
-        """End the text. Return the events of text that was held back.
+        """Finish parsing. Return the events of text that was held back.
 
-        A tool call without its end remains incomplete. `cut` is part of the interface of
-        `ToolParser`, and has no effect here.
+        An unfinished tool call stays incomplete. `cut` has no effect here: the parameter exists
+        because `ToolParser.finish` has it.
         """
         if self._header is None:
             # In a tool call, drop the held-back text, because it is probably the beginning of
@@ -165,9 +169,10 @@ class HarmonyParser:
             self._write(text[free_chars:])
 
     def _open(self) -> str:
-        """Begin the text of the message whose header has just ended.
+        """Start the text of the current message, whose header has just ended.
 
-        Return the part of the header that is not header syntax.
+        Return the text in the header that is not header syntax. This is message text if the model
+        has forgotten `<|message|>`.
         """
         header, self._header = self._header or "", None
         channel, recipient = _NAME_OF_CHANNEL.search(header), _RECIPIENT.search(header)

@@ -33,15 +33,15 @@ class MessageForm:
         tools: the format in which the model writes tool calls; None if the request offers no tools.
         functions: the offered functions. Unused if `guided` is set.
         custom: the names of custom tools, whose arguments may be plain text.
-        guided: the JSON format of the response if guided decoding forces the model to write only
-            JSON; otherwise None.
+        guided: the JSON format of tool calls that guided decoding enforces: `ForcedCall` or
+            `Either`. None if tool calls are not enforced in this way.
         parallel: True to report all tool calls; False to report only the first call.
         reasoning: the model's reasoning tags. None if responses have no reasoning, or if they have
             the harmony format.
         reasoning_open: True if the prompt ends within the reasoning.
-        channel: the unfinished header at the end of the prompt in the harmony format (see
-            `harmony.read_open_header`). None if the model does not use harmony. Harmony is parsed
-            even if the request offers no tools.
+        channel: the unfinished header at the end of a prompt in the harmony format (see
+            `harmony.read_open_header`). None if the model does not use harmony. If the model uses
+            harmony, its responses are parsed even without tools.
     """
 
     tools: Form | None = None
@@ -99,14 +99,14 @@ class MessageReader:
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True after a response with guided decoding has started more calls than `max_calls`."""
+        """True if a response with guided decoding contained more tool calls than `max_calls`."""
 
     @property
     def ends_with_call(self) -> bool:
         """True if the last tool call is complete, so that the finish reason must be "tool_calls".
 
-        Use this only after `finish`. The value is False if `tool_choice` named the function,
-        because the OpenAI API then reports the finish reason "stop".
+        Use this only after `finish`. The value is always False if `tool_choice` names one function.
+        In this case, the OpenAI API reports the finish reason "stop".
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
@@ -116,7 +116,7 @@ class MessageReader:
         return self._parse(self._splitter.split(text) if self._splitter else [Content(text)])
 
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
-        """End the text, and return the events of text that was held back.
+        """Finish parsing. Return the events of text that was held back.
 
         Do not call `read` afterwards. `cut` is True if a token limit or a stop string ended the
         text, and False if the model ended it.
@@ -139,7 +139,11 @@ class MessageReader:
         return events
 
     def _report(self, events: Sequence[Event | Reasoning]) -> list[MessageEvent]:
-        """Return the parser's events with call ids, repaired arguments and ends of calls."""
+        """Return the parser's events for the client, with a `CallEnd` after each tool call.
+
+        Each call gets an id, and lone surrogates in arguments are replaced. Calls above `max_calls`
+        are dropped.
+        """
         reported: list[MessageEvent] = []
         for event in events:
             if isinstance(event, Content | Reasoning):
@@ -158,7 +162,7 @@ class MessageReader:
         return reported
 
     def _end_call(self, events: list[MessageEvent], *, cut: bool = False) -> None:
-        """Append held-back arguments and the end of the current call to `events`."""
+        """End the current tool call. Append its remaining arguments and a `CallEnd` to `events`."""
         call = self._call
         if call is None:
             return

@@ -39,7 +39,7 @@ ReasoningParser = Literal[
 
 THINK = Tags("<think>", "</think>")
 
-# The names are those of vLLM's parsers, except `kimi`, which is a name of SGLang.
+# The keys are the names of vLLM's parsers, except `kimi`, which is a name of SGLang.
 TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
     {
         # These tags are also those of Phi-4-reasoning, QwQ, DeepSeek V3.1 and many more models.
@@ -51,7 +51,7 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
         "qwen3": THINK,
         # Granite 3.2 uses plain words as tags.
         "granite": Tags("Here is my thought process:", "Here is my response:"),
-        # These are the tags of Kimi-VL-Thinking.
+        # Kimi-VL-Thinking uses these tags.
         "kimi": Tags("\u25c1think\u25b7", "\u25c1/think\u25b7"),
         # The tags of Magistral and Ministral are special tokens.
         "mistral": Tags("[THINK]", "[/THINK]"),
@@ -91,7 +91,10 @@ class ReasoningSplitter:
         self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
-        """Parse the next chunk of text. Return the events that further text cannot change."""
+        """Parse the next chunk of text, and return its events.
+
+        Text that may belong to a tag is held back until more text arrives.
+        """
         text, self._held = self._held + text, ""
         if self.state == "start":
             text = self._start(text)
@@ -105,7 +108,7 @@ class ReasoningSplitter:
         return events
 
     def finish(self) -> list[Reasoning | Content]:
-        """End the text. Return an event for the text that was held back, if there is any."""
+        """Finish parsing. Return an event for the text that was held back, if there is any."""
         held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []

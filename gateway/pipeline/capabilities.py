@@ -16,9 +16,10 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True, slots=True)
 class _InputRequirement:
-    """A request parameter that is supported only if the Triton model has the input `logical`.
+    """A request parameter that needs an optional input of the Triton model.
 
-    `is_requested` returns a true value if the request uses the parameter.
+    `logical` is the gateway's name of the input. The parameter is supported only if the model has
+    this input. `is_requested` returns a true value if the request uses the parameter.
     """
 
     param: str
@@ -28,10 +29,10 @@ class _InputRequirement:
 
 @dataclass(frozen=True, slots=True)
 class _TokenModeOnly:
-    """A request parameter that models which take and return text do not support.
+    """A request parameter that is not supported by models with text input and output.
 
-    `is_requested` returns a true value if the request uses the parameter. `reason` is part of the
-    error message.
+    Such a model takes and returns text instead of token ids. `is_requested` returns a true value if
+    the request uses the parameter. `reason` is part of the error message.
     """
 
     param: str

@@ -1,7 +1,7 @@
 """Execution of one choice of a request: from the engine request to the deltas of the response.
 
-`Choice._emit` runs once for each delta of the engine, usually for each token. To save CPU time, the
-function that receives the engine's bytes calls this method directly.
+`Choice._emit` processes one delta of the engine, which usually has one token. To save CPU time, the
+function that receives the engine's bytes calls `_emit` directly.
 
 See decision 015 in docs/decisions.
 """
@@ -41,14 +41,14 @@ T = TypeVar("T")
 
 # Interval in seconds at which a stream on a draining replica searches for another replica.
 _DRAIN_RETRY_INTERVAL_S = 1.0
-# Assumed speed of an engine for one request, in tokens per second. An aborted non-streaming
-# response does not report its tokens. Their number is estimated from the time since the engine
-# received the request.
+# Assumed speed of an engine for one request, in tokens per second. If a non-streaming response is
+# aborted, the engine does not report the number of generated tokens. The gateway then estimates
+# this number from the time since the engine received the request.
 _ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """Execution of one generation of a batch: the generation with the index `index`.
+    """Execution of one generation of a batch. `index` is the number of the generation, from 0.
 
     The deltas of the response go to `sink`. The last delta has the finish reason.
     """
@@ -86,8 +86,8 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # Time of the next search for a replica to which a stream on a draining replica can migrate.
-        # Without this pause after a failed search, each token would cause a search.
+        # While the current replica is draining: earliest time of the next search for another
+        # replica. Without this pause after a failed search, each token would cause a search.
         self._stay_until = 0.0
         self._left_replica: Replica | None = None
         self._answers_once = False
@@ -116,9 +116,9 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # If all tokens of the response have arrived, end without an error. The replica then
-                # failed between the last token and the engine's final response, or after
-                # `cut_short` was called.
+                # If all tokens of the response have arrived, end without an error. The replica may
+                # have failed after the last token, before it sent its final response. `cut_short`
+                # may also have ended the choice.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -133,14 +133,14 @@ class Choice:
     async def _ask(self, lease: ReplicaLease) -> None:
         """Generate the response on the leased replica, or resume it after its last token.
 
-        The function `attempt` calls this method for each replica that it tries.
+        `scheduling.attempts.attempt` calls this method for each replica that it tries.
         """
         batch, service = self._batch, self._service
         if self._last.finish is not None:
             return  # the choice was cut short while it migrated to this replica
         self._replica = lease.replica
-        # If the stream has returned to the replica that it left, do not leave the replica again.
-        # All other replicas have failed.
+        # If a stream comes back to the replica from which it migrated, all other replicas have
+        # failed. In this case, do not search for another replica again.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -217,7 +217,8 @@ class Choice:
             return False  # the response has ended at a stop string, so drop this delta
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
-            # a single response does not show when the first token was generated
+            # The engine sends a non-streaming response at once, so the time of the first token is
+            # unknown.
             if not self._answers_once:
                 self._model_metrics.time_to_first_token.observe(now - self._started)
                 self._service.admission.record_first_token(
@@ -252,14 +253,14 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens generated so far, as in the protocol `RunningChoice`."""
+        """Number of tokens generated so far. The protocol `RunningChoice` has this property."""
         return self._last.tokens
 
     def cut_short(self) -> None:
-        """End the choice now, as in the protocol `RunningChoice`.
+        """End the choice now. The protocol `RunningChoice` has this method.
 
-        Later tokens of the engine are dropped. When the first of them arrives, the engine request
-        is stopped.
+        Tokens that the engine generates later are dropped. When the first such token arrives, the
+        engine request is stopped.
         """
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
@@ -269,7 +270,8 @@ class Choice:
     def _leave_if_possible(self) -> None:
         """Raise ReplicaLeft if another replica can resume the response. Otherwise, return."""
         rest = self._remaining(failed=False)
-        # Migrate only to a replica with a closed circuit breaker, because this replica still works.
+        # The current replica still works, so migrate only to a replica whose circuit breaker is
+        # closed.
         if rest and self._service.replicas.has_other([self._replica], rest, works=True):
             self._left_replica = self._replica
             raise ReplicaLeft
@@ -306,7 +308,7 @@ async def drain_last_delta(sink: Sink, batch: Batch) -> None:
 
 
 def make_offload(service: Service, batch: Batch) -> Offload:
-    """Return a function that runs a callback in the thread for logits.
+    """Return a function that runs a callback in the thread that processes logits.
 
     Callbacks wait in the queue of the tenant that sent the request.
     """
@@ -341,7 +343,7 @@ def model_name(service: Service, generation: Generation) -> str:
 
 
 def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
-    """Record the time of the first token, and the fingerprint of the model in use."""
+    """Record the time of the first token, and the fingerprint of the model that generated it."""
     lease.record_first_token()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
@@ -357,10 +359,10 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
 async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """Return the delta with which the response begins if it repeats the prompt (`echo`).
+    """Return the delta that repeats the prompt at the beginning of a response with `echo`.
 
-    Return None without `echo`. If `max_tokens` is 0, return a delta in any case. This delta is then
-    the only delta of the response and has a finish reason.
+    Return None if the request does not set `echo`. If `max_tokens` is 0, however, always return a
+    delta. This delta is the only delta of the response, and has a finish reason.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -382,9 +384,9 @@ async def _load_prompt_logprobs(
 ) -> list[TokenLogprob]:
     """Return the log probabilities of the prompt's tokens, from a separate engine request.
 
-    All choices of a prompt share the result of one engine request, because the engine returns half
-    a megabyte of logits per prompt token. The request uses the parameters of the prompt's first
-    choice. No other choice needs more alternatives per token.
+    All choices of a prompt share one such engine request, because the engine returns half a
+    megabyte of logits per prompt token. The engine request has the parameters of the prompt's first
+    choice. No other choice of the prompt needs more alternatives per token.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

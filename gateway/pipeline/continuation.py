@@ -34,10 +34,11 @@ class Continuation:
     """
 
     def __init__(self, generation: Generation, failures: int) -> None:
-        """Prepare for at most `failures` failures of replicas.
+        """Prepare to resume `generation` on another replica.
 
-        After more failures, the response cannot be resumed. If `failures` is 0, the response cannot
-        migrate from a draining replica either.
+        `failures` is the maximum number of failed replicas. After more failures, the response
+        cannot be resumed. If `failures` is 0, the response cannot migrate from a draining replica
+        either.
         """
         self._original = generation
         self._failures_left = self._failures_allowed = failures
@@ -54,7 +55,7 @@ class Continuation:
 
     @property
     def is_resampled(self) -> bool:
-        """True if some tokens of the response were sampled with another seed."""
+        """True if the response was resumed, and its later tokens were sampled with another seed."""
         return bool(self._resumptions) and not self.regenerates and not self._original.params.greedy
 
     def resume(self, rest: Generation, *, failed: bool) -> int:
@@ -95,10 +96,10 @@ class Continuation:
     def remaining(self, *, failed: bool) -> Generation | None:
         """Return an engine request for the remaining tokens. Return None if this is not possible.
 
-        The request gets a new id, because the old engine may still run the request with the old id.
         `failed` is True if the old replica failed, and False if the response migrates from a
-        draining replica. After the maximum number of failures, return None, because the request
-        itself may have caused the failures.
+        draining replica. After the maximum number of failures, return None: the request itself may
+        have caused the failures. The engine request has a new id, because the old replica may still
+        run the request with the old id.
         """
         whole = self._original
         if self._failures_left < failed or not self._failures_allowed or whole.beams:

@@ -38,7 +38,8 @@ class FittedPrompt:
         ids: the token ids (int32).
         max_tokens: the maximum number of tokens to generate for each choice.
         echo: the text of the prompt if the response must begin with the prompt; otherwise None.
-        forms: for each variant that can take the prompt, the text to send; None to send `ids`.
+        forms: maps each variant that can take the prompt to the text to send. The value is None for
+            a variant that takes `ids`.
     """
 
     ids: array[int]
@@ -63,11 +64,13 @@ async def fit(
 ) -> FittedPrompt:
     """Tokenize the prompt, and select the variants in `kinds` that can process it.
 
-    All selected variants must get the same token ids from the prompt. If the ids differ, the ids of
-    a variant that takes token ids are used, because such a variant gets the exact prompt.
+    All selected variants must get the same token ids from the prompt. The first variant that fits
+    determines the ids, and variants with other ids are not selected. Variants that take token ids
+    are tried first, because they get the exact prompt.
 
-    If the client sets `max_tokens`, variants that cannot generate so many tokens are dropped. If no
-    ready variant can, the limit is reduced to what the best ready variant can generate.
+    If the client sets `max_tokens`, only variants that can generate so many tokens are selected. If
+    no ready variant can, `max_tokens` is reduced to the highest number that a ready variant can
+    generate.
 
     Raise the error of the first variant if all variants refuse the prompt.
     """
@@ -117,15 +120,17 @@ def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
 def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
     """Return `FittedPrompt.forms` for variants that all take token ids.
 
-    Requests with the same variants share one mapping, which saves 200 bytes per open stream.
+    The cache makes requests with the same variants share one mapping, which saves 200 bytes per
+    open stream.
     """
     return dict.fromkeys(kinds)
 
 
 def _sort_by_preference(kinds: Sequence[ModelVariant]) -> Sequence[ModelVariant]:
-    """Return the variants sorted: variants that take token ids first, then by prompt limit.
+    """Return the variants, sorted by preference.
 
-    A longer limit comes before a shorter one.
+    Variants that take token ids come before variants that take text. Among each of the two kinds,
+    variants that allow longer prompts come first.
     """
     if len(kinds) == 1:
         return kinds
@@ -206,9 +211,9 @@ async def _as_text(
     """Return the text to send for a prompt, and the token ids that the model makes of this text.
 
     Raises:
-        UnsupportedParameter: the prompt consists of token ids, and no text is tokenized to these
-            ids. Or the prompt is a GuardedText: a chat in which the client has written control
-            tokens as text. The model would take this text for real control tokens.
+        UnsupportedParameter: the prompt consists of token ids, and no known text is tokenized to
+            these ids. Also raised if the prompt is a GuardedText: a chat in which the client has
+            written control tokens as text. The model would read this text as real control tokens.
     """
     if isinstance(prompt, array):
         tenant = options.caller.tenant
@@ -253,7 +258,7 @@ async def _prompt_ids(
 
 
 def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return the maximum number of prompt tokens so that `max_tokens` more tokens can be generated.
+    """Return the maximum length of the prompt in tokens if `max_tokens` tokens must be generated.
 
     The result is at least 1.
     """
@@ -303,9 +308,9 @@ def prompt_logprobs(options: Options, choice: int) -> int | None:
     """Return how many alternatives the engine must report for each prompt token.
 
     `choice` is the index of the choice among the choices of the prompt. Return None if the choice
-    needs no log probabilities of the prompt. With `echo` and `logprobs`, every choice needs them.
-    With `prompt_logprobs`, only the first choice needs them, because the response reports them
-    once.
+    needs no log probabilities of prompt tokens. With `echo` and `logprobs`, every choice reports
+    log probabilities of the prompt. With `prompt_logprobs`, the response reports them once, so only
+    the first choice needs them.
     """
     found = []
     if options.echo and options.params.logprobs is not None:
@@ -318,7 +323,7 @@ def prompt_logprobs(options: Options, choice: int) -> int | None:
 def _check_logits(
     service: Service, capabilities: ModelCapabilities, ids: Sequence[int], options: Options
 ) -> None:
-    """Raise InvalidRequest if the logits for the prompt's log probabilities are too large."""
+    """Raise InvalidRequest if log probabilities of the prompt need too many bytes of logits."""
     if prompt_logprobs(options, 0) is None:
         return
     param = "echo" if options.prompt_logprobs is None else "prompt_logprobs"

@@ -111,7 +111,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
 
 
 def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
-    """Return True if the client's own deadline is earlier than the gateway's queueing limits."""
+    """Return True if the client's own deadline ends the wait for a slot before any other limit."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
@@ -146,7 +146,8 @@ async def _generate_several(
                 # Release the permit in a callback of the task. If the task is cancelled before its
                 # first step, a `finally` inside the task is never executed.
                 tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
-                # Let other tasks run before the next choice starts.
+                # Let other tasks run before the next choice starts. Starting 128 choices without a
+                # pause would block the event loop for 20 ms.
                 await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -210,8 +211,8 @@ async def _search(
     of_model = metrics.for_model(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Count the number of decoding steps as the number of tokens of each beam, even if the beam
-    # ended earlier. The engine computes all beams in every step.
+    # Report the number of decoding steps as the number of tokens of each beam, even if the beam
+    # ended earlier, because the engine computes all beams in every step.
     steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))

@@ -32,7 +32,7 @@ from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
 FittedModel = ResolvedMapping
-"""The names of a Triton model and its tensors, checked against the model's configuration."""
+"""The names of a Triton model and its tensors, which match the model's configuration in Triton."""
 
 _MAX_PENDING_BATCHES = 4
 """Maximum number of batches of one request that run or wait for a slot at the same time."""
@@ -40,7 +40,8 @@ _MAX_BATCH_BYTES = 1 << 20
 # Texts are tokenized in groups of about this many characters. Short groups are tokenized on the
 # event loop, and longer groups in a thread.
 _ENCODE_STEP_CHARS = 32 * 1024
-# Fixed CPU cost of tokenizing a text, expressed as a number of characters that cost the same.
+# CPU cost of tokenizing a text in addition to the cost of its characters. The unit is the cost of
+# one character.
 _CHARS_PER_TEXT = 16
 
 
@@ -73,8 +74,8 @@ class Deadline(NamedTuple):
 class MappedInputs(NamedTuple):
     """Inputs that are ready to be sent to the model.
 
-    `tokens` has the number of tokens of each row. The numbers are 0 if the gateway has no tokenizer
-    for the model.
+    `rows` has one row for each input. `tokens` has the number of tokens of each row, or 0 if the
+    gateway has no tokenizer for the model.
     """
 
     rows: list[InputRow]
@@ -178,7 +179,7 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
 
 
 async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
-    """Return the model's mapping, checked against the model's configuration in Triton.
+    """Return the names of the model and its tensors. Check that they match Triton's configuration.
 
     Raises:
         EngineUnavailable: no Triton server serves the model.
@@ -213,7 +214,9 @@ async def ask(
 ) -> list[Rows]:
     """Run the model on all inputs. Return arrays of output rows, in the order of the inputs.
 
-    Each array has the output rows of adjacent inputs. The first error ends all batches.
+    Adjacent inputs are sent together as a batch. The output of each batch consists of one or more
+    of the returned arrays. The first error ends all batches.
+
     Raise Overloaded if a batch does not get a slot in time, RequestTimeout at the deadline, and the
     errors of `MappedPool.call`.
     """

@@ -51,7 +51,8 @@ async def prepare(
         fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
         raise EngineUnavailable("No inference server that can take this is ready; try again.")
-    # Create a new id. The engine needs unique ids, and several clients may send the same id.
+    # Do not use an id that a client has sent: the engine needs unique ids, and several clients may
+    # send the same id.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
     # Number of characters to tokenize. Each bad word is encoded twice: with and without a space.
@@ -76,9 +77,9 @@ async def _select_variants(
 ) -> tuple[list[ModelVariant], Options]:
     """Return the model variants that support the request, and the options to use with them.
 
-    If the request has a guide (JSON schema, regular expression or grammar), the returned options
-    have the guide in the form for these variants' guided decoding backend. Raise the error of the
-    first variant if no variant supports the request.
+    A request may have a guide: a JSON schema, regular expression or grammar. The returned options
+    have the guide in the format of the guided decoding backend that these variants use. Raise the
+    error of the first variant if no variant supports the request.
     """
     refusals = VariantRefusals()
     able: list[ModelVariant] = []
@@ -98,8 +99,8 @@ async def _select_variants(
             except InvalidRequest as error:
                 refusals.note(error)
             else:
-                # Return only variants with this guided decoding backend. Another backend may need
-                # another form of the guide.
+                # Return only variants with the guided decoding backend `backend`, because other
+                # backends may need the guide in another form.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:

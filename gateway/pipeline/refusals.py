@@ -10,9 +10,9 @@ from gateway.errors import InvalidRequest
 class VariantRefusals:
     """Store for the first error with which a model variant refuses a request.
 
-    The error is stored without its traceback. A traceback refers to stack frames, and these refer
-    to prompts of megabytes, which would remain in memory. If a frame also refers to the error, this
-    is a reference cycle, which only the garbage collector frees.
+    The error is stored without its traceback, to free memory: a traceback refers to stack frames,
+    and the frames refer to prompts of megabytes. If a frame also refers to the error, the frame and
+    the error are a reference cycle, which only the garbage collector frees.
     """
 
     def __init__(self) -> None:

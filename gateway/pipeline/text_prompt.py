@@ -1,12 +1,13 @@
 """Prompts for models that take text: find a text that the model tokenizes to the intended ids.
 
-Triton's preprocessing model adds special tokens (such as BOS) before a text if it is configured to
-do so. A rendered chat contains these tokens already, so they must not be added again. The prompt of
-a completion needs them. The gateway therefore sends the text either with or without special tokens
-at its beginning, so that the model gets the intended ids.
+Triton's preprocessing model may be configured to add special tokens (such as BOS) before each text.
+A rendered chat contains these tokens already, so they must not be added again. The prompt of a
+completion does not contain them, so they must be added. The gateway therefore sends the text with
+or without special tokens at its beginning, so that the model gets the intended ids.
 
-If preprocessing adds special tokens that the chat template does not write, both texts give other
-ids. The gateway then sends the unchanged text, and counts the ids that preprocessing makes of it.
+If preprocessing adds special tokens that the chat template does not write, neither text gives the
+intended ids. The gateway then sends the unchanged text, and counts the ids that preprocessing makes
+of this text.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
-# Cost of `_find_word` for one token, expressed as a number of characters whose tokenization takes
-# the same CPU time.
+# CPU cost of `_find_word` for one token. The unit is the cost of tokenizing one character.
 _CHARS_PER_WORD = 20
 
 
 class Encode(Protocol):
-    """Type of a function that tokenizes a text like `Prompts.encode`, possibly with a cache."""
+    """Function that tokenizes a text in the same way as `Prompts.encode`. It may have a cache."""
 
     def __call__(
         self, text: str | GuardedText, *, add_special_tokens: bool
@@ -91,13 +91,15 @@ async def text_prompt(
         restates: True if the model may repeat the prompt at the beginning of its response.
 
     Raises:
-        UnsupportedParameter: a token in `logit_bias` corresponds to no word. Or the model leaves
-            the special tokens that mark tool calls or reasoning out of its response.
+        UnsupportedParameter: a token in `logit_bias` corresponds to no word. Also raised if special
+            tokens mark tool calls or reasoning, but the model omits special tokens from its
+            response.
         Overloaded: too much text waits to be tokenized.
     """
     _check_markers(prompts, model, options)
-    # Send further end-of-sequence tokens to the engine as stop words, even with `min_tokens`. The
-    # text of these tokens is not in the response, so the gateway could not end the response there.
+    # An engine accepts only one end-of-sequence token. Send all other tokens that end the response
+    # as stop words, even with `min_tokens`. The model does not return the text of these tokens, so
+    # the gateway could not detect the end itself.
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
@@ -118,8 +120,9 @@ async def text_prompt(
         bad=with_and_without_space(options.bad_words),
         bias=bias,
         restated=restated,
-        # If there are stop strings, stream the response, so that the gateway can stop the engine.
         # The engine may miss a stop string, because the same text can consist of other token ids.
+        # With stop strings, the response is therefore streamed, so that the gateway can stop the
+        # engine.
         single_response=model.prefers_single_response
         and not options.stream
         and not options.params.stop,
@@ -157,9 +160,9 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
 def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     """Return a (word, bias) pair for each token in `logit_bias`.
 
-    The word is the text that is tokenized to exactly this token. Preprocessing adds special tokens
-    when it encodes a word, so a word is found only if the tokenizer adds no special tokens to it.
-    Raise UnsupportedParameter if no such word exists.
+    The word is the text of the token. Triton's preprocessing model tokenizes the word again, and
+    its tokenizer may add special tokens. A word is valid only if the result is exactly the token in
+    `logit_bias`, without any other token. Raise UnsupportedParameter if a token has no valid word.
     """
     words = []
     for token_id, bias in options.params.logit_bias:

@@ -33,17 +33,18 @@ class AdapterWait:
         self._waiting: Counter[str] = Counter()
 
     async def wait_until_available(self, batch: Batch) -> None:
-        """Wait until every generation of the batch has a replica that can run it.
+        """Wait until some replica can run each generation of the batch with its LoRA adapter.
 
-        Return at once if no ready replica has a model variant that fits the batch. The caller then
-        gets the error when it sends the request.
+        Return at once if no ready replica has a model variant that can run the batch: a copied
+        adapter would not help. `Replicas.pick` raises the error when the batch is sent.
 
         Raises:
             AdapterNotReady: the adapter is on no replica's disk after `wait_s` seconds, or too many
                 requests of this tenant wait already.
-            EngineError: the adapter will never be on a replica's disk.
-            EngineUnavailable: the adapter will never be on a replica's disk. Replicas that get the
-                weights in the request could run it, but none of them is available.
+            EngineError: the adapter will never be on a replica's disk, and no model variant
+                accepts the adapter's weights in the request.
+            EngineUnavailable: the adapter will never be on a replica's disk. A model variant
+                accepts the adapter's weights in the request, but has no available replica.
             TimeoutError: the batch's deadline has passed.
         """
         lora, tenant, deadline = (
@@ -77,15 +78,15 @@ class AdapterWait:
             self._waiting += Counter()  # drop tenants with a count of 0
 
     def _can_take(self, batch: Batch) -> bool:
-        # Check only the first choice of each prompt, because all choices of a prompt need the same
-        # adapter.
+        # `each` is the number of choices of a prompt. Check only the first choice of each prompt,
+        # because all choices need the same adapter.
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]
         )
 
     def _can_be_sent(self, batch: Batch) -> bool:
-        """Return True if a model variant could run the batch with its weights sent in the request.
+        """Return True if a model variant accepts the adapter's weights as part of the request.
 
         A model variant counts even if none of its replicas is available.
         """
@@ -101,7 +102,7 @@ class AdapterWait:
 
 
 def build_not_ready_error(lora: Lora) -> AdapterNotReady:
-    """Return the error for an adapter that is not on a replica yet. Its retry time is 2 s."""
+    """Return the error for an adapter that is not on a replica yet. Clients may retry after 2 s."""
     return AdapterNotReady(
         f"The model `{lora.name}` is on its way to the inference server; try again shortly.",
         _RETRY_AFTER_S,

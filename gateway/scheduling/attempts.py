@@ -1,8 +1,8 @@
 """Failover: run a generation on a replica and, if that replica fails, on another replica.
 
 If a replica fails before the first token, the next replica runs the generation from its start. If a
-replica fails after the first token, the next replica generates only the tokens that are missing.
-Answers that cannot be resumed fail instead.
+replica fails after the first token, the next replica generates only the missing tokens. The request
+fails if no replica can continue its answer in this way.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ async def attempt(
     """
     tried: list[Replica] = []
     failed = 0
-    # True while an answer migrates from a working replica to another replica that has not sent a
-    # token yet.
+    # True while an answer migrates from a working replica to another replica: from the decision to
+    # migrate until the other replica sends its first token.
     moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
@@ -94,8 +94,8 @@ async def attempt(
                 rest = await resume(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
-                # Set the arrival time of the rest of the answer to infinity. Drained replicas
-                # accept only requests that arrived before their drain, so they are excluded.
+                # Exclude drained replicas: they accept only requests that arrived before their
+                # drain, so an arrival time of infinity (`came`) excludes them.
                 generation, tried, came = rest, [lease.replica], math.inf
                 moves = isinstance(error, ReplicaLeft)
             elif moves:
@@ -112,8 +112,8 @@ async def attempt(
             ):
                 tried.append(lease.replica)
                 failed += 1
-                # Wait until another replica is available, but only if this replica has failed. If
-                # it is just full, raise the error at once unless another replica is available now.
+                # If this replica has failed, wait until another replica is available. If it is only
+                # full, do not wait: raise the error unless another replica is available now.
                 full = isinstance(error, (Overloaded, AdapterDoesNotFit))
                 wait_until = 0.0 if full else batch.deadline
                 if failed == _MAX_FAILED_ATTEMPTS or not await replicas.wait_for_other(
@@ -126,12 +126,11 @@ async def attempt(
 
 
 def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) -> None:
-    """Raise another error instead of `error`, if `error` would mislead the client.
+    """Raise a clearer error if `error` would mislead the client; otherwise return.
 
-    If the answer has started, raise AnswerLost for an InvalidRequest: the client already has tokens
-    of this request, so the request is valid. For an EngineStepFailed of a request with guided
-    decoding, raise an EngineError that names guided decoding as the likely cause. In all other
-    cases, return; the caller then raises `error` itself.
+    An InvalidRequest after the first token is replaced by AnswerLost: the client already has tokens
+    of this request, so the request itself is valid. An EngineStepFailed before the first token of a
+    request with guided decoding is replaced by an EngineError that names the likely cause.
     """
     if begun:
         if isinstance(error, InvalidRequest):

@@ -8,9 +8,9 @@ replicas as their load needs. (Rendezvous hashing: Thaler and Ravishankar 1998; 
 Mirrokni, Thorup and Zadimoghaddam 2016.)
 
 If weights differ, each replica gets keys and load in proportion to its weight (weighted rendezvous:
-Schindelhauer and Schomaker 2005). A request without a key then gets a random key. Choosing the
-replica with the least load per weight would be wrong: with weights 9 and 1, the second of two
-concurrent requests would always go to the replica of weight 1.
+Schindelhauer and Schomaker 2005). In this case, a request without a key gets a random key. It would
+be wrong to choose the replica with the least load per weight: while a replica of weight 9 runs a
+request, each next request would go to an idle replica of weight 1.
 
 See decisions 025, 072 and 074 in docs/decisions.
 """
@@ -25,16 +25,16 @@ from hashlib import blake2b
 from math import ceil, log
 from typing import Protocol, TypeVar
 
-# A replica is overloaded if its number of requests in flight exceeds this multiple of the average.
-# With 1.25, a key with many requests uses further replicas early. A lower ratio would give keys a
-# new home needlessly. Each new home costs an adapter upload, or the computation of a prompt that
-# the old home has cached.
+# A replica is overloaded if it has more requests in flight than this multiple of the average of all
+# replicas. A higher ratio would overload the home of a key with many requests. A lower ratio would
+# give keys a new home needlessly: the new home must load the adapter or compute the prompt again.
 _MAX_LOAD_RATIO = 1.25
-# A replica with fewer requests in flight is never overloaded. If two replicas have 1 and 0
-# requests, the first exceeds the average of 0.5 but has little load.
+# A replica with fewer than this number of requests in flight is never overloaded. Without this
+# minimum, a single request would overload a replica whose neighbours are idle.
 _MIN_BOUND_REQUESTS = 4
-# The home replica is chosen if its cost exceeds the lowest cost by at most this many tokens. Other
-# gateways prefer the same home, so its cache may already hold the key's adapter or prompt.
+# The home of a request's key is chosen if the request costs at most this many tokens more there
+# than at the cheapest replica. Other gateways choose the same home. The home may therefore have
+# cached the adapter or the prompt without the knowledge of this gateway.
 _HOME_BONUS_TOKENS = 128
 
 
@@ -59,11 +59,11 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
     Args:
         replicas: at least one replica; the weights are all 0 or all positive.
-        key: identifies the adapter, or the beginning of the prompt. None if the request has no
-            adapter and a short prompt.
-        costs: estimated cost at each replica, in prompt tokens. If None, the key's home is
-            returned. If `key` is None, too, and all weights are equal, the replica with the fewest
-            requests in flight is returned.
+        key: identifies the adapter, or the beginning of the prompt. None for a short prompt without
+            an adapter.
+        costs: estimated cost of the request at each replica, in prompt tokens. If None, the key's
+            home (see the module's docstring) is returned. If `key` is also None and all weights are
+            equal, the replica with the fewest requests in flight is returned.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -100,9 +100,9 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
 @lru_cache(maxsize=4096)
 def _salt(endpoint: str) -> int:
-    """Return an odd 64-bit number for an endpoint, with which the caller multiplies a key's hash.
+    """Return an odd 64-bit number that is always the same for an endpoint.
 
-    The replica with the largest product modulo 2**64 is the first in the key's order. A hash of key
-    and endpoint together would also give an order, but takes ten times as long.
+    `choose` multiplies a key's hash by this number, modulo 2**64. The replica with the largest
+    product is the key's home. Hashing the key together with each endpoint takes ten times as long.
     """
     return int.from_bytes(blake2b(endpoint.encode(), digest_size=8).digest(), "big") | 1

@@ -16,8 +16,8 @@ class Breaker:
 
     After a pause, an open breaker admits a single request as a probe. A successful probe closes the
     breaker. A failed probe doubles the pause, up to 30 s. A broken connection fails many requests
-    at once but counts as one failure: failures of requests that were sent before the last counted
-    failure are ignored.
+    at once but counts as one failure: the breaker ignores the failure of a request that was sent
+    before the last counted failure.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

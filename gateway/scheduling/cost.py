@@ -15,16 +15,17 @@ from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.replica import Replica
 from gateway.triton.prefix_cache import PromptPrefixes
 
-# Cost of one prompt token of requests that wait at the replica, because the engine computes these
-# prompts first. The cost is below 1 token. A request therefore often goes to the replica that has
+# Cost of each uncached prompt token of requests that already wait at the replica: the engine
+# computes these tokens first. The cost is below 1, so that a request prefers a replica that has
 # cached its prompt, even if the request must wait there.
 _WAITING_TOKEN_WEIGHT = 0.5
 # Cost of each running request in prompt tokens. Each running request makes every engine step
 # longer.
 _TOKENS_PER_RUNNING_REQUEST = 8
-# Cost of loading an adapter in prompt tokens: a fixed part, because the engine evicts another
-# adapter, plus one token for each 32 KiB of weights. An upload of 132 MB takes 0.2 to 0.5 s
-# (bench/costs.md). An engine computes up to 4,000 prompt tokens in this time.
+# Cost of loading an adapter, in prompt tokens. `_LOAD_TOKENS` is a fixed cost, because the engine
+# evicts another adapter. Each `_BYTES_PER_TOKEN` bytes of weights cost one more token. For example,
+# an upload of 132 MB takes 0.2 to 0.5 s (bench/costs.md), in which an engine computes up to 4,000
+# prompt tokens.
 _LOAD_TOKENS = 512
 _BYTES_PER_TOKEN = 32 * 1024
 # Minimum prompt length in tokens for which requests with equal beginnings go to the same replica.

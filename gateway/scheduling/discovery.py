@@ -54,10 +54,10 @@ def check_endpoint(endpoint: str) -> str:
 async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
     """Look up the DNS names in `targets`. Return the targets by endpoint, and a failure flag.
 
-    The flag is True if a DNS lookup failed. The result then lacks the addresses of this name, and
-    the caller should keep the replicas that it already knows. A name that does not exist in DNS has
-    no addresses, and does not set the flag. If several targets have the same address, the first
-    target is returned.
+    The flag is True if a DNS lookup failed. The result then lacks the addresses of the failed name,
+    so the caller should keep the replicas that it already knows. A name that does not exist in DNS
+    is not a failure: it has no addresses. If several targets have the same address, the first of
+    them is returned.
     """
     found: dict[str, Target] = {}
     away = False

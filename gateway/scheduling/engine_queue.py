@@ -20,10 +20,12 @@ from gateway.scheduling.queues import Scope, Scopes, TenantQueue
 
 
 class EngineQueue(FairBudget):
-    """Fair budget of engine slots, with lanes and a forecast of the wait.
+    """Engine slots that tenants share fairly, with a queue for requests that wait for a slot.
 
-    Each choice of a request has a permit of its own. A request with many choices therefore starts
-    its first choices as soon as slots are free. Only a beam search gets the slots of all its beams
+    A request is refused if its expected wait is too long.
+
+    Each choice of a request takes its slot separately. A request with many choices therefore starts
+    its first choices as soon as slots are free. Only a beam search takes the slots of all its beams
     at once; the caller must check with `max_cost` that so many slots exist.
 
     A lane is the set of model variants that can run a generation. Each lane has a queue of its own:
@@ -47,8 +49,8 @@ class EngineQueue(FairBudget):
             share: returns the fraction of the slots that one tenant may hold.
             capacity: returns the number of slots that a lane has while all its replicas work. The
                 default is `limit`.
-            scopes: returns the scopes of a lane (see `queues.Scope`); called only if a lane other
-                than None is in use.
+            scopes: returns the `queues.Scope` objects of a lane. A generation of the lane needs
+                free slots in each of them. Called only if a lane other than None is in use.
             queue: maximum number of waiting generations of all tenants together.
             wait_s: maximum time in the queue, in seconds.
         """
@@ -100,11 +102,11 @@ class EngineQueue(FairBudget):
         )
 
     def record_first_token(self, tenant: str, seconds: float) -> None:
-        """Record that a first token came `seconds` after its slot was granted."""
+        """Record that a request got its first token `seconds` after its slot was granted."""
         self._pool.pace_of(tenant).record_first_token(seconds)
 
     def max_cost(self, lane: Lane = None) -> int | None:
-        """Return the maximum number of slots of one permit; None if the lane has no slots."""
+        """Return how many slots of a lane one permit may take; None if the lane has no slots."""
         capacity = self._capacity(lane)
         return self._pool.share_of(capacity) if capacity else None
 
@@ -145,7 +147,7 @@ class EngineQueue(FairBudget):
 
 
 def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
-    """Return the tenant's state for the forecast, counted over the lanes of one scope."""
+    """Return the `Standing` of a tenant, which counts only the lanes of `scope`."""
     taken = queue.in_use.in_lanes(scope.lanes)
     waiting = queue.waiting_in(scope.lanes)
     return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))

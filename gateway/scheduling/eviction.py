@@ -20,10 +20,10 @@ class Eviction:
     def make_space(self, queue: TenantQueue) -> None:
         """Make space for one more request in `queue`. Raise Overloaded if there is no space.
 
-        If the queues of all tenants are full, remove the last request of the tenant with the most
-        queued requests. The removed request fails with Overloaded. If that tenant has at most one
-        request more than `queue`, raise Overloaded for the new request instead. Requests that have
-        already started (`is_resumed`) are never removed.
+        If the maximum number of queued requests of all tenants is reached, remove the last request
+        of the tenant with the longest queue. The removed request fails with Overloaded. If the
+        longest queue is at most one request longer than `queue`, raise Overloaded for the new
+        request instead. Requests that have already started (`is_resumed`) are never removed.
         """
         if queue.waiting >= self._limit_of_tenant:
             raise self._build_error(queue)

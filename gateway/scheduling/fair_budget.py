@@ -1,4 +1,7 @@
-"""Fair sharing of a limited resource between tenants: engine slots, bytes of memory, or calls."""
+"""Fair sharing of a limited resource between tenants.
+
+The resource is a number of engine slots, bytes of memory, or concurrent calls of a model.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
 
 
 class Ask(NamedTuple):
-    """Arguments with which a `Permit` was requested. `EngineQueue.permit` describes them."""
+    """Arguments of the method `permit`, stored in the returned `Permit`.
+
+    `EngineQueue.permit` describes them.
+    """
 
     tenant: str
     priority: int
@@ -49,8 +55,8 @@ class FairBudget:
         Args:
             limit: returns the current number of units.
             share: returns the fraction of the units that one tenant may hold.
-            scopes: returns the scopes of a lane (see `kinds.Lane` and `queues.Scope`); called only
-                if a lane other than None is in use.
+            scopes: returns the `queues.Scope` objects in which a permit of a `kinds.Lane` needs
+                free units; called only if a lane other than None is in use.
             queue: maximum number of waiting permits of all tenants together.
             queue_of_tenant: maximum number of waiting permits of one tenant. The default is
                 `queue`.
@@ -79,7 +85,7 @@ class FairBudget:
 
     @property
     def slots(self) -> int:
-        """Current number of units."""
+        """Present total number of units, in use or free."""
         return self._pool.limit
 
     def permit(
@@ -93,11 +99,10 @@ class FairBudget:
     ) -> Permit:
         """Return a permit to use `cost` units. Enter the permit with `async with`.
 
-        If enough units are free, entering returns at once. Otherwise, it waits in the tenant's
-        queue until units become free. If `is_resumed` is True, the permit waits at the front of the
-        queue for up to `wait_s` seconds, and the queue's maximum length does not apply. Such
-        permits cannot fill the queue, because a request that has started waits for one permit at a
-        time.
+        If enough units are free, the permit is granted at once. Otherwise, the permit waits in the
+        tenant's queue until units become free. With `is_resumed`, the permit waits at the front of
+        the queue for up to `wait_s` seconds, even if the queue is full. This cannot make the queue
+        much longer, because a request that has started waits for one permit at a time.
 
         Args:
             tenant: the tenant's name.
@@ -168,7 +173,7 @@ class FairBudget:
     def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
         """Return the permit's maximum time in the queue, in seconds; None for no limit.
 
-        An overriding method may raise Overloaded if the expected wait exceeds this time.
+        A subclass may override this method, and raise Overloaded if the expected wait is too long.
         """
         return ask.wait_s
 
@@ -178,7 +183,7 @@ class FairBudget:
 
 
 class Permit:
-    """Context manager that holds units of a budget. `FairBudget.permit` creates one."""
+    """Context manager that holds units of a `FairBudget`. Created by `FairBudget.permit`."""
 
     __slots__ = ("_ask", "_budget")
 

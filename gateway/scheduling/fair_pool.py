@@ -1,4 +1,4 @@
-"""Fair scheduling: rules by which tenants' queued entries get free slots.
+"""Fair scheduling: the rules that decide which queued entry of which tenant gets a free slot.
 
 See decision 024 in docs/decisions.
 """
@@ -17,10 +17,11 @@ from gateway.scheduling.queues import QueueEntry, Scope, Scopes, SlotCount, Tena
 class FairPool:
     """Slots in use and entries in queues, by tenant and lane.
 
-    Free slots go to the tenant with the highest priority. Among tenants of equal priority, they go
-    to the tenant that would then hold the fewest slots. Within a tenant, the first entry gets them.
-    A tenant never holds more than its configured fraction of the slots, even if no other tenant
-    waits. Another tenant that arrives later therefore finds a free slot.
+    Free slots go to the waiting tenant with the highest priority. Among tenants of equal priority,
+    free slots go to the tenant that holds the fewest slots, counting the new ones. Within a
+    tenant's queue, the first entry gets the slots. A tenant never holds more than its configured
+    fraction of the slots, even if no other tenant waits. Another tenant that arrives later
+    therefore finds a free slot.
 
     A lane is the set of model variants that can run a request. Each tenant has one queue for each
     lane. Entries that wait for the replicas of one lane therefore never delay entries that other
@@ -66,9 +67,11 @@ class FairPool:
         return queue
 
     def take_free(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
-        """Take `cost` slots if they are free and no queued entry is entitled to them.
+        """Take `cost` slots for the tenant of `queue`. Return True on success.
 
-        Return True if the slots were taken.
+        Return False if the tenant already has queued entries for this lane, if too few slots are
+        free, if the free slots are reserved for a queued entry, or if the tenant would exceed its
+        share of the slots.
         """
         if queue.by_lane.get(lane):
             return False
@@ -120,8 +123,9 @@ class FairPool:
     def grant(self) -> set[object]:
         """Grant free slots to queued entries.
 
-        Return the keys of the scopes in which free slots are reserved. Slots are reserved if the
-        entry that is next in order needs more slots than are free. No other entry may take them.
+        If the next entry needs more slots of a `queues.Scope` than are free, the free slots of this
+        scope are reserved for the entry: no other entry gets them. Return the keys of all scopes
+        with reserved slots.
         """
         reserved: set[object] = set()
         found: dict[Lane, Sequence[Scope]] = {}
@@ -155,7 +159,7 @@ class FairPool:
         return reserved
 
     def scopes(self, lane: Lane) -> Sequence[Scope]:
-        """Return the scopes in which an entry of `lane` needs slots. See `queues.Scope`."""
+        """Return the `queues.Scope` objects of `lane`. An entry needs free slots in each scope."""
         used, awaited = self.in_use.lanes, self.queued.lanes
         if self._scopes_of is None or (lane is None and not used and not awaited):
             return (Scope(self._limit()),)
@@ -166,7 +170,7 @@ class FairPool:
         return self.in_use.in_lanes(scope.lanes) + cost > scope.slots
 
     def is_within_share(self, queue: TenantQueue, cost: int, scope: Scope) -> bool:
-        """Return True if the tenant may hold `cost` more slots of the scope."""
+        """Return True if `cost` more slots of the scope do not exceed the tenant's share."""
         share = self.share_of(max(scope.slots, scope.shared))
         return queue.in_use.in_lanes(scope.lanes) + cost <= share
 
@@ -182,10 +186,10 @@ class FairPool:
 
 
 def _grant_order(candidate: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
-    """Return the sort key of a tenant's lane. The lane with the smallest key gets the free slots.
+    """Return the sort key of a tenant's queue for one lane. The smallest key gets the free slots.
 
-    The key includes the number of slots that the lane's first entry needs. A beam search with many
-    beams is therefore served after tenants that would hold fewer slots.
+    The key includes the number of slots that the tenant would hold with the queue's first entry. A
+    beam search with many beams is therefore served after tenants that would hold fewer slots.
     """
     queue, lane = candidate
     first = queue.by_lane[lane][0]

@@ -15,14 +15,16 @@ from typing import NamedTuple
 # Averages are mostly determined by this number of recent samples. Older samples have little weight.
 _WINDOW_SAMPLES = 16
 _DECAY = 1 - 1 / _WINDOW_SAMPLES
-# Number of samples from which on a tenant's forecast is based on its own requests alone. Before, so
-# many of its requests may wait without a forecast.
+# Minimum number of samples for a forecast that is based only on the tenant's own requests. Also the
+# number of requests of a tenant that may wait without a forecast while it has fewer samples.
 MIN_SAMPLES = 8
-# Assumed seconds for which a tenant's requests hold a slot, while none was released. Their weight
-# falls to zero with the first `MIN_SAMPLES` releases. Without an assumption, a burst at the start
-# of a gateway would be queued completely, and most of it refused only when it had waited in vain.
+# Assumed seconds for which a request of a new tenant holds its slot. The weight of this assumption
+# falls to zero while the tenant releases its first `MIN_SAMPLES` slots. Without the assumption, all
+# requests of a burst after the gateway's start would be queued, and most of them would be refused
+# only after a long wait.
 _ASSUMED_S = 2.0
-# Number of mean deviations above the mean time. Only 1 or 2 % of all first tokens come later.
+# A first token is late if it takes longer than the mean time plus this number of mean deviations.
+# Only 1 or 2 % of all first tokens are late.
 _LATE_DEVIATIONS = 3.0
 
 
@@ -30,10 +32,9 @@ _LATE_DEVIATIONS = 3.0
 class Pace:
     """Recent speed of one tenant: its release rate, and its time from a grant to the first token.
 
-    The release rate is the number of released slots divided by slot-seconds in use. The rate is
-    therefore per slot: it does not depend on the number of slots in use or on bursts of requests.
-    Slots of running answers are included in the slot-seconds, so long answers already lower the
-    rate while they run.
+    The release rate is the number of released slots, divided by the total seconds for which slots
+    were in use. The rate does not depend on the number of slots in use, or on bursts of requests.
+    The seconds include the slots of running answers, so long answers lower the rate while they run.
     """
 
     _releases: int = 0
@@ -66,15 +67,15 @@ class Pace:
     def freed_per_s(self, taken: int, now: float) -> float:
         """Return how many of `taken` slots are expected to be released per second.
 
-        The estimate counts one release more than were recorded, so it is rather too high than too
-        low.
+        The estimate counts one more release than was recorded. The result is therefore more often
+        too high than too low.
         """
         taken_s = self._in_use_s + self._in_use * (now - self._since)
         taken_s += _ASSUMED_S * max(0.0, 1 - self._releases / MIN_SAMPLES)
         return taken * (self._released_slots + 1) / max(taken_s, 1e-6)
 
     def record_first_token(self, seconds: float) -> None:
-        """Record that a first token came `seconds` after its slot was granted."""
+        """Record that a request got its first token `seconds` after its slot was granted."""
         self._first_tokens += 1
         weight = 1 / min(self._first_tokens, _WINDOW_SAMPLES)
         error = seconds - self._mean_s
@@ -83,20 +84,20 @@ class Pace:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds after a grant by which nearly all first tokens have come; 0.0 while unknown."""
+        """Seconds within which about 98 % of first tokens follow a slot's grant; 0.0 if unknown."""
         if self._first_tokens < MIN_SAMPLES:
             return 0.0
         return self._mean_s + _LATE_DEVIATIONS * self._deviation_s
 
 
 class Standing(NamedTuple):
-    """A tenant's state for the forecast.
+    """Data of one tenant from which `expected_wait_s` calculates a forecast.
 
     Attributes:
         priority: the tenant's priority; a greater number is served first.
-        in_use: number of slots in use.
-        waiting: number of queued generations.
-        freed_per_s: number of its slots that are released per second.
+        in_use: number of slots that the tenant has in use.
+        waiting: number of queued generations of the tenant.
+        freed_per_s: number of the tenant's slots that are expected to be released per second.
     """
 
     priority: int
@@ -108,15 +109,15 @@ class Standing(NamedTuple):
 def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -> float | None:
     """Return the median time in seconds until `mine` gets `needed` more slots.
 
-    Return None if no slots are being released. The calculation follows `FairPool`: a free slot goes
-    to the highest priority first, then to the tenant with the fewest slots. `mine` therefore gets:
+    Return None if no slots are being released. The calculation follows the rules of `FairPool`. If
+    tenants of a higher priority wait, all released slots go to them first. Otherwise, `mine` gets
+    all slots that its own requests release, and a part of the slots that these tenants release:
 
-    - its own released slots;
-    - released slots of tenants with a lower priority;
-    - released slots of tenants with more slots, until `mine` has as many slots.
+    - tenants with a lower priority;
+    - tenants with more slots than `mine`, until `mine` has the same number of slots.
 
-    `mine` shares the last two with other waiting tenants of its priority that do not have more
-    slots than `mine`.
+    `mine` shares these tenants' slots equally with its rivals. A rival is a waiting tenant of the
+    same priority that does not have more slots than `mine`.
 
     Args:
         mine: the tenant that waits.

@@ -2,7 +2,7 @@
 
 The replicas form several variants while an operator migrates from one model repository to another.
 Replicas with the old repository and replicas with the new repository then serve the same model
-name. The gateway logs how the variants differ when it first finds such a combination of variants.
+name. When the gateway finds a new combination of variants, it logs how they differ.
 
 See decision 023 in docs/decisions.
 """

@@ -3,7 +3,7 @@
 Each model on each replica has its own circuit breaker. If the embedding model of a replica fails,
 the replica still gets chat requests, and vice versa. Calls of these models have no side effects, so
 a failed call is repeated on another replica. These models are called "mapped models", because the
-configuration of each names its tensors in Triton (see `TensorMapping`).
+configuration file maps the input and output of each model to tensors in Triton (`TensorMapping`).
 
 See decision 005 in docs/decisions.
 """
@@ -31,8 +31,8 @@ _MAX_ATTEMPTS = 3
 _MAX_CALLS_PER_REPLICA = 8
 """Maximum number of concurrent calls of one model on each replica.
 
-Triton has the next calls in its own queue when it has finished a batch, and need not wait for the
-gateway.
+Several calls per replica keep Triton busy: when Triton has finished a batch of calls, the next
+calls are already in its queue.
 """
 # Seconds after which a replica that lacks the model is asked for the model's configuration again.
 # Without this pause, every request would ask the replica.
@@ -78,8 +78,8 @@ class MappedPool:
 
         Args:
             replicas: the replicas to choose from.
-            admission: builds the admission control of one model, which limits concurrent calls. Its
-                argument is a function that returns the maximum number of calls.
+            admission: builds the admission control of one model, which limits the concurrent calls
+                of the model. Its argument is a function that returns this limit.
         """
         self._replicas = replicas
         self._make_admission = admission
@@ -113,7 +113,7 @@ class MappedPool:
         )
 
     async def model(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Return the `ResolvedMapping` of a model, with the model's configuration on some replica.
+        """Return the mapping and the model's configuration, which an available replica sent.
 
         Raises:
             EngineUnavailable: no available replica serves the model.

@@ -25,8 +25,9 @@ class Scope(NamedTuple):
         slots: number of slots that the lanes may use together.
         lanes: the lanes that share the slots; None stands for all lanes.
         key: identifies the scope.
-        shared: number of slots from which a tenant's limit is calculated, if more than `slots`.
-            `slots` shrinks while lanes outside the scope use its replicas; `shared` does not.
+        shared: number of slots before the slots of other lanes are subtracted. While requests of
+            other lanes use the scope's replicas, `slots` is smaller than `shared`. One tenant may
+            hold its configured fraction of the greater of the two numbers.
     """
 
     slots: int

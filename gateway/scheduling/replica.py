@@ -130,9 +130,9 @@ class Replica:
 class ReplicaLease:
     """Context manager for one request that runs on a replica.
 
-    Entering counts the request as in flight, and sets the attribute `replica` of the request's
-    context. `metadata` then has the gRPC metadata for the call to Triton, which contains the trace
-    context. Exiting reports to the replica's circuit breaker whether the replica worked.
+    Entering counts the request as in flight, and sets `replica` in the request's context. Entering
+    also sets the lease's attribute `metadata`: the gRPC metadata for the call to Triton, with the
+    trace context. Exiting reports to the replica's circuit breaker whether the replica worked.
     """
 
     def __init__(
@@ -202,9 +202,9 @@ class ReplicaLease:
         """Record that the engine has sent a token. The circuit breaker then counts a success."""
         self._answered = True
         self._remove_waiting_tokens()
-        # Report success now, because the end of the answer may come much later. From now on, this
-        # request is not a probe. Otherwise, its end could be taken for the outcome of a later
-        # probe.
+        # Report success now, because the end of the answer may come much later. Clear `_probe`,
+        # because a probe ends at the first token. If `_probe` remained set, the end of this request
+        # would be reported to the breaker as the outcome of a later probe.
         self._probe = False
         self.replica.breaker.record_success()
         if self._span is not None:

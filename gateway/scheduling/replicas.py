@@ -96,7 +96,7 @@ class Replicas:
 
     @property
     def draining(self) -> bool:
-        """True while this gateway shuts down. Cancelled calls then count as ended by it."""
+        """True while the gateway shuts down. A call cancelled now counts as ended by it."""
         return self._draining
 
     @draining.setter
@@ -109,9 +109,10 @@ class Replicas:
     def variants(self) -> Sequence[ModelVariant]:
         """Model variants of all replicas that are not drained.
 
-        A new request is prepared for each of them (see `Generation.forms`). Unavailable replicas
-        are included, so a request that only they can run is not rejected as unsupported. Raises
-        EngineUnavailable while no replica accepts new requests.
+        A new request is prepared for each of these variants (see `Generation.forms`). Variants of
+        unavailable replicas are included. Otherwise, a request that only unavailable replicas can
+        run would be rejected as unsupported. Raises EngineUnavailable while no replica accepts new
+        requests.
         """
         if not self.ready:
             raise EngineUnavailable("The inference server is not ready.")
@@ -171,8 +172,9 @@ class Replicas:
     ) -> bool:
         """Wait until a replica outside `tried` can run the generation. Return False on a timeout.
 
-        Wait until `deadline`, but for at most 3 s, in which an unavailable replica may answer a
-        poll again. Return False at once if no configured replica has a suitable model variant.
+        Wait until `deadline`, but for at most 3 s: this is long enough for several polls of an
+        unavailable replica. Return False at once if no configured replica has a suitable model
+        variant.
         """
         loop = asyncio.get_running_loop()
         ends = min(deadline, loop.time() + _RECOVERY_WAIT_S)
@@ -187,8 +189,8 @@ class Replicas:
     async def wait_until_back(self) -> None:
         """Wait until a replica accepts new requests, or return after a timeout.
 
-        The timeout ends 3 s after the last time at which a replica became unavailable or was added.
-        In this time, such a replica may answer a poll again, so that the request need not fail.
+        The method waits until 3 s after the last time that a replica became unavailable or was
+        added. Within this time, the replica may answer a poll, and the request need not fail.
         """
         loop = asyncio.get_running_loop()
         while not self.ready:
@@ -198,10 +200,10 @@ class Replicas:
             await asyncio.sleep(_RECOVERY_POLL_S)
 
     def can_take(self, generation: Generation, came: float) -> bool:
-        """Return True unless the generation has to wait for its adapter to be copied to a replica.
+        """Return False if the generation has to wait until its adapter is copied to a replica.
 
-        Return True also if no replica of a suitable variant is ready, because waiting would not
-        help. `came` is the arrival time of the request, in seconds of the event loop's clock.
+        Return True if no replica of a suitable model variant is ready: waiting would not help.
+        `came` is the arrival time of the request, in seconds of the event loop's clock.
         """
         forms, there = generation.forms, self._find_working(came, failing=True)
         able = [replica for replica in there if not forms or replica.variant in forms]
@@ -255,8 +257,8 @@ class Replicas:
     ) -> ReplicaLease:
         """Choose a replica for a generation, and return a lease on the replica.
 
-        The replica works, is not in `avoid`, and can run the generation. Among such replicas, the
-        costs of the generation decide (see `cost` and `balancer`).
+        The replica works, is not in `avoid`, and can run the generation. If there are several such
+        replicas, `balancer.choose` chooses one by its estimated cost (see `cost`).
 
         Args:
             request: the request's context.
@@ -304,19 +306,18 @@ class Replicas:
     def _find_candidates(
         self, avoid: Collection[Replica], generation: Generation, came: float
     ) -> list[Replica]:
-        """Return the replicas among which a request is balanced; empty if no replica can run it.
+        """Return the replicas from which the balancer chooses; empty if no replica is suitable.
 
-        Each returned replica can run the generation. Five filters are applied in this order: the
+        Five preferences reduce the list of replicas that can run the generation, in this order: the
         replica is not drained, has a positive weight, has answered its last poll, has a free slot,
-        and is not needed by a queued request. A filter that would exclude all remaining replicas is
-        skipped.
+        and is not needed by a queued request. A preference that none of the remaining replicas
+        meets is ignored.
         """
         able = [r for r in self._find_working(came, avoid) if r.can_serve(generation)]
         if not able and avoid:
-            # All replicas with a closed circuit breaker have failed this request, so try replicas
-            # with an open breaker, too. A replica of weight 0 may have an open breaker although it
-            # works again: only a successful request closes the breaker, and this replica rarely
-            # gets one.
+            # No replica with a closed circuit breaker is left for this request, so try replicas
+            # with an open breaker, too. Such a replica may work again: its breaker remains open
+            # until a request succeeds. A replica of weight 0 rarely gets a request.
             able = [
                 r for r in self._find_working(came, avoid, failing=True) if r.can_serve(generation)
             ]
@@ -339,8 +340,8 @@ class Replicas:
     ) -> bool:
         """Return True if this replica should be left to a queued request.
 
-        This is so if a queued request can run on this replica, but on fewer model variants than
-        `generation`.
+        A queued request needs the replica more than `generation` if the queued request can run on
+        this replica, too, but on fewer model variants than `generation`.
 
         Args:
             replica: a replica that can run `generation`.

@@ -3,7 +3,7 @@
 A lane is the set of model variants that can run a request. Each slot belongs to a replica. A
 request can use the slots of all working replicas whose model variant is in its lane. A drained
 replica or a replica of weight 0 contributes no slots, unless there are only such replicas. Requests
-that still run on a replica without slots are not subtracted from the slots of other replicas.
+may still run on a replica without slots. They do not occupy slots of other replicas.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class SlotPool:
     def current_limit(self) -> int | None:
         """Return the maximum number of requests in flight on all replicas; None for no limit.
 
-        Replicas that get no new requests, such as drained replicas, add the number of their running
-        requests. The queue counts these requests as in flight, too, so they do not use up the slots
-        of other replicas.
+        A replica that gets no new requests, such as a drained replica, adds the number of its
+        running requests to the limit. `EngineQueue` counts these requests as in flight. Without
+        this addition, they would use up slots of other replicas.
         """
         used = self._find_replicas(None)
         slots = self._count_slots(used)
@@ -70,14 +70,16 @@ class SlotPool:
     def scopes(self, lane: Lane, lanes: Collection[Lane], max_slots: int) -> Sequence[Scope]:
         """Return the scopes in which a request of `lane` needs a free slot.
 
-        A scope is a group of lanes that share slots. The first scope has `max_slots` slots and
-        includes all lanes. The second scope has the slots of the replicas that can run `lane`. If
-        further replicas are usable for other lanes, the third scope has the slots of all usable
-        replicas.
+        A scope is a group of lanes that share slots. There are two or three scopes:
+
+        - `max_slots` slots, shared by all lanes;
+        - the slots of the replicas that can run `lane`, shared by `lane` and all lanes that can run
+          on no other replicas;
+        - the slots of all usable replicas, if some of these replicas cannot run `lane`.
 
         Args:
             lane: the lane of the request.
-            lanes: the other lanes in use.
+            lanes: all lanes with slots in use or queued requests.
             max_slots: maximum number of slots in each scope.
         """
         by_lane = {each: self._find_replicas(each) for each in {lane, None, *lanes, *self._lanes()}}
@@ -98,11 +100,11 @@ class SlotPool:
         all_slots = slots
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
-            # `within` is the number of requests on this replica that belong to lanes of the scope.
-            # The queue counts these requests as in use. If the replica is in the scope, subtract
-            # its requests of other lanes, because they occupy slots without being counted.
-            # Otherwise, add `within`, because these requests are counted but occupy no slot of the
-            # scope.
+            # `within` is the number of this replica's requests whose lane is in the scope. The
+            # queue later subtracts these requests from the slots of the scope. If the scope
+            # contains the replica, subtract the replica's other requests here, because they occupy
+            # its slots. If the scope does not contain the replica, add `within`, because these
+            # requests occupy no slot of the scope.
             slots += within - replica.in_flight if replica in key else within
         return Scope(min(slots, max_slots), lanes, key, shared=min(all_slots, max_slots))
 

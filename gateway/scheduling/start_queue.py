@@ -3,8 +3,9 @@
 A request takes CPU time of the event loop when it starts, and again for each of its tokens. If an
 overloaded loop started all arrived requests at once, it would fall further behind, and serve no
 request in time. Therefore only a limited number of queued requests starts in each iteration
-("turn") of the loop. Turns then stay short under any load. A request whose expected wait is too
-long is refused before its body is read and its API key is checked, which costs little CPU time.
+("turn") of the loop. This limit keeps turns short under any load. A request whose expected wait is
+too long is refused before its body is read and its API key is checked. This refusal costs little
+CPU time.
 
 The CPU time for starting a request is estimated in units of work: one unit for each request, and
 more units for large bodies. Tenants with waiting requests get equal amounts of work.
@@ -39,7 +40,7 @@ MAX_WAIT_S = 0.6
 With this limit, the first token of every accepted request comes within 1 s.
 """
 MAX_STEADY_WAIT_S = 0.85
-"""Maximum expected wait in seconds while the load is steady; replaces `MAX_WAIT_S`.
+"""Limit that replaces `MAX_WAIT_S` while the load is steady, in seconds.
 
 The load is steady while few requests are refused and the queue hardly grows. For example, clients
 that send their next request only after an answer cause a steady load.
@@ -47,7 +48,7 @@ that send their next request only after an answer cause a steady load.
 STEADY_RATIO = 2.0
 """Maximum ratio of arrived work to started work for a load that counts as steady."""
 BURST_S = 0.75
-"""Maximum age in seconds of a queue that counts as caused by a burst of requests."""
+"""Seconds for which a new queue counts as a burst of requests. An older queue is no burst."""
 MAX_BURST_WAIT_S = 2.0
 """Maximum expected wait in seconds during a burst; replaces `MAX_WAIT_S`.
 
@@ -56,22 +57,23 @@ The limit is higher because a burst ends by itself.
 MAX_WAITING = 1024
 """Number of waiting requests, of all tenants together, at which the queue counts as full.
 
-A request is then refused if its tenant already has an equal share of the waiting
-requests: `MAX_WAITING` divided by the number of tenants with waiting requests.
+While the queue is full, each tenant with waiting requests may have an equal part of `MAX_WAITING`.
+A request is refused if its tenant already has as many waiting requests.
 """
 
-# Upper bound in seconds for the measured duration of a turn. If the process was paused, a turn
-# takes longer, and would make the measured work per second much too low.
+# Upper bound in seconds for the measured duration of an event loop turn. If the process was paused,
+# a turn takes longer, and would make the measured work per second much too low.
 _MAX_TURN_S = 0.25
-# Assumed measurement when a new queue forms: units of work per second, and duration in seconds.
+# A new queue has no measurements yet. It starts as if `_ASSUMED_WORK_PER_S` units of work per
+# second had been measured for `_ASSUMED_S` seconds.
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
-# Half of the period in seconds that measurements may cover. When they cover a longer period, both
-# the amounts and the period are halved, so that old measurements lose weight.
+# Half of the maximum period in seconds that the measurements cover. When the maximum is exceeded,
+# all measured sums and their duration are halved, so that old measurements lose weight.
 _MEMORY_S = 0.5
-# Even during a long flood of requests, the queue is empty for moments. If requests queue again
-# within this many seconds, the measurements of the last queue are continued. If requests of the
-# last queue were refused, the new queue does not count as a burst.
+# Even during a long overload, the queue is empty for moments. If requests queue again within this
+# many seconds, the measurements continue. The new queue does not count as a burst if the previous
+# queue has refused a request.
 _CALM_S = 5.0
 
 _BUSY = (
@@ -133,16 +135,16 @@ class StartQueue:
         self._order: list[tuple[int, int, str]] = []
         """Heap of tenants with waiting requests. The tenant with the least served work is first.
 
-        The served work of a tenant grows by the units of work of each request that starts. A tenant
-        without a record begins with the served work of the tenant that was served last. A heap
-        entry consists of this number, a number that breaks ties, and the tenant's name.
+        The served work of a tenant grows by the units of work of each request that starts. A new
+        tenant begins with the served work of the tenant that was served last. A heap entry consists
+        of the served work, a number that breaks ties, and the tenant's name.
         """
         self._served = 0
         self._served_ahead: dict[str, int] = {}
-        """Served work of tenants without a waiting request, while other tenants still wait.
+        """Served work of tenants without waiting requests. Cleared when a new queue forms.
 
-        Without this record, a tenant that never has more than one waiting request would count as a
-        new tenant for each request, and would always be served before the others.
+        Without this dict, a tenant that never has more than one waiting request would count as new
+        at each request, and would always be served before the other tenants.
         """
         self._numbers = count()
         self._waiting = 0
@@ -151,12 +153,12 @@ class StartQueue:
         self._has_turn = False
         self._age_s, self._measured = 0.0, -math.inf
         self._asked = self._begun = self._watched_s = 0.0
-        """Measurement: units of work that arrived and that started, and its duration in seconds.
+        """Units of work that arrived, units of work that started, and the measured seconds.
 
-        Time in which no request waited is not measured.
+        Only time in which requests waited is measured.
         """
         self._refused_count = self._begun_count = 0.0
-        """Number of refused requests and of started requests during this measurement."""
+        """Number of refused requests and of started requests in the measured time."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
@@ -193,10 +195,9 @@ class StartQueue:
         )
 
     def yield_to(self, is_late: Callable[[], bool]) -> None:
-        """Start fewer requests while running requests get their tokens too late.
+        """Start fewer requests while `is_late` returns True: one unit of work per turn of the loop.
 
-        `is_late` returns True while they do. Each turn of the event loop then starts one unit of
-        work.
+        `is_late` returns True while running requests get their tokens too late.
         """
         self._is_late = is_late
 
@@ -218,7 +219,7 @@ class StartQueue:
         """Queue a request and return None, or refuse it and return its expected wait in seconds.
 
         The request is refused if its expected wait is too long, or if the queue is full. The queue
-        calls `begin` when it is the request's turn.
+        calls `begin` when the request may start.
 
         Args:
             tenant: the tenant's name.
@@ -257,7 +258,7 @@ class StartQueue:
         return self._expected_s(queue.work + work)
 
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
-        """Return True if one more request of the tenant with this queue must be refused."""
+        """Return True if the tenant of `queue` must not queue another request of `work` units."""
         if self._waiting >= MAX_WAITING and len(queue.requests) * len(self._queues) >= MAX_WAITING:
             return True
         return self._expected_s(queue.work + work) > self._max_wait_s
@@ -270,9 +271,9 @@ class StartQueue:
         return MAX_STEADY_WAIT_S if is_steady else MAX_WAIT_S
 
     def _expected_s(self, own: int) -> float:
-        """Return the expected time in seconds until `own` more units of a tenant's work start.
+        """Return the expected time in seconds until `own` units of a tenant's work have started.
 
-        The estimate assumes that every other waiting tenant gets `own` units in the same time. It
+        The estimate assumes that each other waiting tenant also starts `own` units in this time. It
         never exceeds the time for all queued work.
         """
         ahead = min(self._work + own, own * len(self._queues))

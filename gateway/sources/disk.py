@@ -78,8 +78,8 @@ def is_folder_below(root: Path, folder: Path) -> bool:
 def find_snapshot(source: Source, cache: Path, root: Path | None) -> LocalFolder:
     """Return the folder of an ``hf`` source, without downloading anything.
 
-    The folder is the snapshot in `cache`. If there is no snapshot and the source names no revision,
-    the folder is ``OWNER/NAME`` in `root`. Raise `MissingFile` if neither folder exists.
+    The folder is the snapshot in `cache`. If there is no snapshot, a source without a revision may
+    also be the folder ``OWNER/NAME`` in `root`. Raise `MissingFile` if neither folder exists.
     """
     owner, name, *inner = source.path
     model = cache / f"models--{owner}--{name}"

@@ -41,22 +41,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MiB = 1024 * 1024
-# Size limits in bytes of the files other than the weights. These files are read into memory.
+# Maximum size in bytes of each file except the weights file. These files are read into memory.
 _MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 """Files that are requested from a remote source. The first two files must exist."""
-# Age in seconds at which a folder of downloaded files is removed. The time limit of a fetch is much
-# lower. Such an old folder was therefore left by a process that was killed.
+# Age in seconds at which a folder of downloaded files is removed. A fetch takes much less time, so
+# such an old folder was left by a process that was killed.
 _LEFTOVER_AGE_S = 86400.0
 _DISK_THREADS = 4
 _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Identification of the content of an adapter's files, to detect changes.
+"""Value that identifies the content of an adapter's files. It changes when a file changes.
 
-The value differs after a file was changed. It is () if a server does not report enough to detect
-changes.
+The value is () if, for at least one file, a server sends neither an ETag nor a modification date.
 """
 
 
@@ -77,7 +76,7 @@ class FetchedFiles(NamedTuple):
 class Sources:
     """Fetcher of adapter files from folders, servers and buckets.
 
-    It owns the threads that read disks and download files.
+    This class owns the threads that read disks and download files.
     """
 
     def __init__(
@@ -94,8 +93,8 @@ class Sources:
         Args:
             incoming: folder for downloaded files.
             allowed: prefixes of the sources that requests may use.
-            root: folder whose subfolders requests may use in addition to `allowed`; None for no
-                such folder.
+            root: folder whose subfolders requests may use, in addition to `allowed`. None if there
+                is no such folder.
             max_bytes: maximum size of the weights file.
             timeout_s: maximum duration of one fetch in seconds.
         """
@@ -118,7 +117,10 @@ class Sources:
             )
 
     async def read_stamp(self, source: Source, *, trusted: bool = False) -> Stamp:
-        """Return the stamp of the current files of a source. Raise the same errors as `fetch`."""
+        """Return the stamp of the current files of a source. Raise the same errors as `fetch`.
+
+        `trusted` is True if the source comes from the configuration, not from a request.
+        """
         if source.scheme in ("file", "hf"):
             _, stamp = await self.in_thread(
                 source, partial(self._find_stamped_folder, source, trusted)
@@ -149,8 +151,8 @@ class Sources:
 
         Args:
             source: the source.
-            who: name of the caller. If several calls have the same name, they download one after
-                the other.
+            who: name of the caller. Calls with the same name download their files one after the
+                other.
             trusted: True if the source comes from the configuration, not from a request. A trusted
                 source need not be in the list of allowed sources.
 
@@ -240,8 +242,8 @@ class Sources:
             for name, file in found.items():
                 if file is not None:
                     await self._receive(location, name, file, folder / name)
-            # Check that no file has changed during the fetch. Otherwise a new release may have been
-            # published, and the fetched files may be a mix of both releases.
+            # Check that no file has changed during the fetch. If a new version of the adapter was
+            # published meanwhile, the fetched files may be a mix of both versions.
             for name, file in found.items():
                 if await location.stat(name) != file:
                     raise remote.unavailable_error(

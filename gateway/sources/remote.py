@@ -67,7 +67,7 @@ class RemoteLocation(Protocol):
 class Https:
     """A folder on an https server.
 
-    A redirect is followed if its target is an https URL for which `allowed` returns True.
+    Redirects are followed only to https URLs for which the callback `allowed` returns True.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Strict parser for sources of LoRA adapters.
 
 A source is an absolute folder, ``https://HOST/FOLDER``, ``s3://BUCKET/FOLDER`` or
-``hf://OWNER/NAME[@REVISION]``. The adapter's files are in this folder. HTTP requests are built only
-from the validated parts of the URL, never from the original text. HTTP libraries and servers may
-parse an unusual URL differently than this module.
+``hf://OWNER/NAME[@REVISION]``. The folder contains the adapter's files. HTTP requests are built
+only from the validated parts of the URL, never from the original text. HTTP libraries and servers
+may parse an unusual URL differently than this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALLOWED = "an absolute folder, https://HOST/FOLDER, s3://BUCKET/FOLDER or hf://
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed source.
+    """Parsed location of a LoRA adapter's files, or a prefix of such locations.
 
     Attributes:
         scheme: the type of the source; "file" for a folder on this machine.

@@ -40,7 +40,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Resolver(Protocol[R_co]):
-    """Object that finds what serves a model, given the model's name."""
+    """Router that finds the object which serves a model, for example a `Route`."""
 
     def resolve(self, model: str) -> R_co:
         """Return the object that serves the model of this name.
@@ -56,8 +56,8 @@ class _Keys(NamedTuple):
         tenants: tenants by the hash of their key in the configuration file; None if requests need
             no key.
         admins: hashes of admin keys.
-        issued: (tenant, record) of each key that was created over the API, by the key's hash; None
-            until these keys are loaded.
+        issued: for each key that was created over the API, its tenant and record, by the key's
+            hash. None until these keys are loaded.
     """
 
     tenants: Mapping[str, Tenant] | None
@@ -99,16 +99,16 @@ class Access:
     def set_issued_keys(self, records: Records) -> None:
         """Replace the keys that were created over the API.
 
-        Until the first call, any key that is not in the configuration file may be a valid issued
-        key. `tenant` therefore raises KeysUnavailable for such a key. From then on, it raises
-        InvalidKey for unknown keys.
+        Before the first call, any key that is not in the configuration file may be a valid issued
+        key. `tenant` therefore raises KeysUnavailable for such a key. After the first call,
+        `tenant` raises InvalidKey for unknown keys.
         """
         if records is not self._records:
             self._records = records
             self._apply_keys()
 
     def take_uses(self) -> Uses:
-        """Return `uses`, the times of last use since the previous call, and empty `self.uses`."""
+        """Return the times of last use (`self.uses`) since the previous call, and forget them."""
         uses, self.uses = self.uses, {}
         return uses
 
@@ -139,8 +139,8 @@ class Access:
 
         Raises:
             InvalidKey: no credential has a valid key.
-            KeysUnavailable: no credential is known to be valid, and at least one of them cannot be
-                checked now.
+            KeysUnavailable: no credential has a key that is known to be valid, but some key cannot
+                be checked now.
         """
         tenants = self._keys.tenants
         if tenants is None:
@@ -192,9 +192,9 @@ class Access:
         tenant = tenants.get(given)
         if tenant is None:
             return self._find_issued(given)
-        # Compare in constant time, so that the duration reveals nothing about a valid key. The dict
-        # lookup above need not take constant time: it uses a hash of the key, and an attacker
-        # cannot choose keys by their hash.
+        # Compare in constant time, so that the duration reveals nothing about a valid key. The
+        # duration of the dict lookup above may vary: the lookup uses a hash of the key, and an
+        # attacker cannot choose keys by their hash.
         if not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
         return tenant
@@ -216,10 +216,10 @@ class Access:
     def admin(self, credentials: Sequence[str], address: str | None) -> str:
         """Return the id of the admin who sent a request.
 
-        The id is ``sha256:`` and the first 8 digits of the key's hash. A request without a valid
-        admin key counts as one wrong key of its address, even if it has several credentials. A
-        valid key is accepted even after many wrong keys: otherwise, other clients with the same
-        address could lock the admin out.
+        The id is ``sha256:`` and the first 8 digits of the key's hash. A request whose keys are all
+        wrong is counted once for its address, even if it has several keys. A valid key is accepted
+        even after many wrong keys: otherwise, other clients with the same address could lock the
+        admin out.
 
         Args:
             credentials: values of `Authorization` headers.
@@ -252,9 +252,9 @@ class Access:
     def is_admin(self, credentials: Sequence[str]) -> bool:
         """Return True if the credentials of a request include an admin key.
 
-        Endpoints that need no admin key call this. Another key is therefore not counted as a wrong
-        admin key. Clients cannot guess an admin key through these endpoints, because an admin key
-        has at least 32 characters.
+        Endpoints that also accept other keys call this method. It counts no wrong admin keys,
+        because a tenant's key is normal there. Clients cannot guess an admin key through these
+        endpoints, because an admin key has at least 32 characters.
         """
         try:
             given = _hash_presented_keys(credentials)
@@ -323,11 +323,11 @@ def _parse_keys(credentials: Sequence[str]) -> list[str]:
 
 
 class KeysLatch:
-    """Flag that requires API keys until the gateway is restarted, once a configuration has keys.
+    """Flag that prevents a running gateway from turning off its API keys.
 
-    The first configuration with API keys sets the flag. While the flag is set, a configuration
-    without keys is refused. Workers share the flag through a file in their common folder. A worker
-    that replaces a crashed worker therefore also requires keys.
+    The first configuration with API keys sets the flag until the gateway is restarted. While the
+    flag is set, a configuration without keys is refused. Workers share the flag through a file in
+    their common folder. A worker that replaces a crashed worker therefore also requires keys.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -358,9 +358,11 @@ class KeysLatch:
 def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
     """Return the reason why a configuration that requires no API keys must be refused.
 
-    Return None if the configuration requires keys, or if it may be applied without keys. The latter
-    is the case if `latch` is not set, and either GATEWAY_ALLOW_ANONYMOUS is true, or there is no
-    configuration file and only this machine can reach the gateway.
+    Return None if the configuration requires keys. If it requires none, return None only if `latch`
+    is not set and one of these conditions is true:
+
+    - GATEWAY_ALLOW_ANONYMOUS is true;
+    - there is no configuration file, and only this machine can reach the gateway.
     """
     if configuration.tenants is not None:
         return None
@@ -451,7 +453,7 @@ def warn_if_open(settings: Settings, configuration: Configuration) -> None:
 
 
 def describe_exposure(settings: Settings, configuration: Configuration) -> str:
-    """Return a sentence if other machines can use the gateway without a key, else ""."""
+    """Return a warning text if other machines can use the gateway without a key, else ""."""
     if configuration.tenants is not None or _is_loopback(settings.host):
         return ""
     return _OPEN.format("everybody who reaches this address")

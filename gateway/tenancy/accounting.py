@@ -31,8 +31,8 @@ from gateway.tenancy.usage_log import UsageRecord
 
 # Number of tokens that are reserved at the start of a choice without max_tokens. More tokens are
 # reserved while the choice runs. If all tokens that fit into the engine's context were reserved at
-# once, most such requests would be refused. A beam search must reserve its maximum at once: the
-# number of tokens generated so far is unknown, and it cannot be ended early.
+# once, most such requests would be refused. A beam search must still reserve all of them: its
+# progress is unknown while it runs, and the gateway cannot end it early.
 _UNSTATED_TOKENS = 1024
 # Interval at which the used tokens of running requests are recorded.
 _RECORD_INTERVAL_S = 0.5
@@ -98,10 +98,10 @@ class Account:
             # A non-streaming response has timed out. Charge the tokens that the engine has
             # generated, as for a stream that sends its tokens before the timeout.
             ours = False
-        # If the service has failed before the first token, charge nothing. If the client has caused
-        # the failure, charge all prompts that were sent to an engine. Also charge an estimate of
-        # the tokens that the engine has generated but not reported: beam searches and non-streaming
-        # responses report their tokens only at their end.
+        # If the service has failed before the first token, charge nothing. If the service has
+        # failed later, charge the prompts that were sent to the engine, and the tokens that the
+        # engine has reported. If the service has not failed, also charge an estimate of unreported
+        # tokens: beam searches and non-streaming responses report their tokens only at their end.
         if error is None:
             prompt = batch.prompt_tokens
         else:
@@ -136,9 +136,9 @@ class Account:
         they had reached max_tokens.
         """
         reservation, meter = self._reservation, self._batch.meter
-        # Record nothing before the first token, because the request is free if the service fails
-        # until then. The limits count the reserved tokens meanwhile. Beam searches report their
-        # first token only at their end.
+        # Record nothing before the first token, because a request that the service fails before its
+        # first token is not charged. The limits count the reserved tokens until the first token.
+        # Beam searches report their first token only at their end.
         if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
@@ -193,7 +193,7 @@ class Accounting:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """Warning texts for budgets that are at least 80 % used, by ``TENANT BUDGET``."""
+        """Warning texts for budgets that are at least 80 % used. See `BudgetUsage.nearly_used`."""
         return self._limits.nearly_used
 
     def report_limits(self, tenant: str) -> dict[LimitName, Quota]:
@@ -259,7 +259,7 @@ class Accounting:
     ) -> Account:
         """Reserve the tokens that a request may need, after `count` has counted the request.
 
-        Return the request's account. At its end, the account also closes the reservation.
+        Return the request's account, a context manager. Leaving its context closes the reservation.
 
         Args:
             request: the request's context.

@@ -42,7 +42,7 @@ class InputAccount:
             accounting: the accounts of all requests of this process.
             request: the request's context.
             reservation: the slots and tokens of the tenant's limits that the request holds.
-            request_id: id of the usage record, which is also in the response's id, if there is one.
+            request_id: id of the usage record. The response's id, if any, contains this id.
             tenant: the request's tenant; None if requests need no key.
             model: name of the embedding or ranking model.
             status_of: returns the HTTP status for the error that ended the request; its argument is

@@ -26,7 +26,8 @@ class WrongKeys:
     def count(self, address: str | None) -> int:
         """Count a wrong key that a client has sent.
 
-        Return the number of wrong keys from this address since the start of its current minute.
+        Return the number of wrong keys from this address in its current minute. A minute starts
+        with the first wrong key after the end of the previous minute.
         """
         network, now = _network(address), self._clock()
         began, number = self._counts.pop(network, (now, 0))

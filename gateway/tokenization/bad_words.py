@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# Text before a word that is encoded as part of a longer text. No token extends over a line break,
-# and no tokenizer adds a space after a line break. The ids after those of the line break are
-# therefore the ids of the word.
+# Text after which a word is encoded. No token extends over a line break, and no tokenizer adds a
+# space after a line break. The ids that follow the line break's ids are therefore the word's ids.
 _CONTEXT = "\n"
 
 
@@ -29,7 +28,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[in
 
 
 def _encode_inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return the ids that `text` has within a longer text, without a space before it."""
+    """Return the ids that `text` has after other text: the tokenizer adds no space before it."""
 
     def encode(given: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(given, add_special_tokens=False).ids)

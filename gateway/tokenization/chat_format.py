@@ -25,9 +25,8 @@ from gateway.parsers.tools.forms import guess as guess_form
 from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# Text that is appended to the content of the last message if the model will continue this message.
-# It shows in the rendered chat where this content ends. Messages should not contain these
-# private-use characters.
+# Mark after the content of the last message if the model will continue this message. The rendered
+# chat is cut at this mark. Messages should not contain these private-use characters.
 _MARK = "\uf8ff\uf8fe\uf8ff"
 # Names that a request must not set in `chat_template_kwargs`. Some of them are set by other request
 # parameters. The others are arguments of transformers' `apply_chat_template`, not variables of a
@@ -122,9 +121,9 @@ class ChatFormat:
             open_turn: True to end the text with the beginning of the assistant's turn.
             continue_last: True to end the text with the content of the last message, which the
                 model continues; `open_turn` is then ignored.
-            guided: True if guided decoding constrains the response, which then contains only
-                content and no markup. In the harmony format, the text therefore ends with the
-                header of the channel `final`.
+            guided: True if guided decoding constrains the response. The response then has only
+                content and no markup. In the harmony format, the prompt therefore ends with the
+                header of the channel `final`, so that the model writes content next.
 
         Raises InvalidRequest if the template refuses the messages, or if the model has no template.
         """

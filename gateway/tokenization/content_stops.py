@@ -27,8 +27,8 @@ def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyS
 class TaggedStops:
     """Search for stop strings after the closing tag of the reasoning.
 
-    A text without reasoning is searched from its beginning. If a text may begin with the opening
-    tag, it is held back until more text shows if it does.
+    A text without reasoning is searched from its beginning. The first text is held back as long as
+    it may be the beginning of the opening tag.
     """
 
     def __init__(self, stops: StopStrings, tags: Tags, *, starts_open: bool) -> None:
@@ -40,7 +40,7 @@ class TaggedStops:
         self._undecided: list[str] = []
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return text that may be sent, and the stop string, as `StopStrings.split_at_stop`."""
+        """Return the text that may be sent, and the stop string that was found, if any."""
         if self._splitter.state == "content":
             return self._stops.split_at_stop(text)
         before, content = self._split(text)
@@ -66,7 +66,7 @@ class TaggedStops:
         return before + shown, stopped
 
     def _split(self, text: str) -> tuple[str, str]:
-        """Split the held-back text and `text` into the reasoning with its tags, and the content.
+        """Join the held-back text and `text`. Return the reasoning with its tags, and the content.
 
         If it is still unknown if the response begins with the opening tag, return ("", `text`).
         """
@@ -75,8 +75,8 @@ class TaggedStops:
             return "", text
         text = "".join([*self._undecided, text])
         self._undecided.clear()
-        # Limit the size of the content: `size` may include text that was passed to `skip` earlier,
-        # which is not in `text`.
+        # Limit the start to 0, because `size` may exceed the length of `text`: the splitter may
+        # also return text that was passed to `skip` earlier.
         start = max(len(text) - size, 0)
         return text[:start], text[start:]
 
@@ -97,7 +97,7 @@ class HarmonyStops(HarmonyParser):
         self._written = ""  # content that the parser has found in the current piece of text
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return text that may be sent, and the stop string, as `StopStrings.split_at_stop`."""
+        """Return the text that may be sent, and the stop string that was found, if any."""
         self._matches = True
         self.parse(text)
         return self._take_shown(), self._stopped
@@ -141,9 +141,10 @@ class HarmonyStops(HarmonyParser):
         self._written += text
 
     def _add(self, text: str) -> None:
-        """Append text to the result, up to a stop string.
+        """Append text to the text that may be sent, up to a stop string.
 
-        Only the end of `text` is searched: the content in `_written`, which the parser has found.
+        `text` may begin with a header. Only the content after the header is searched. The parser
+        has stored this content in `_written`.
         """
         content = ""
         if self._matches and self._kind != "reasoning" and text.endswith(self._written):

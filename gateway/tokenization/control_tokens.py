@@ -115,10 +115,10 @@ class ControlTokens:
         hidden = {each.token: each.stand_in for each in self._control}
         unchanged = {}
         if replaced:
-            # Do not replace the words that the template itself replaces, because the template must
-            # find these words. If the template's replacement then turns a client's text into a
-            # control token, the client has written at least the token's first letter. So also
-            # replace the first letters of all control tokens by stand-ins.
+            # Use no stand-ins for words that the template itself replaces, because the template
+            # must find these words. The template's replacement may turn a client's text into a
+            # control token. This requires the token's first letter in the text. So also replace the
+            # first letters of all control tokens by stand-ins.
             words = (*harmless, *replaced)
             unchanged = {word: word for word in words if not any(token in word for token in hidden)}
             first = sorted({token[0] for token in hidden})
@@ -135,16 +135,16 @@ class ControlTokens:
         ]
         self._written = re.compile(build_alternation([word.decode() for word in written]).encode())
         self._longest = max(map(len, written), default=0)
-        # If the tokenizer normalizes text, a client can write some control tokens with other
-        # characters. A search for the token's text does not find them. So do not search, but always
-        # use stand-ins.
+        # Some tokenizers search for control tokens in normalized text. Characters that become a
+        # control token by normalization are not found by a search for the token's text. So use
+        # stand-ins for all messages, without a search.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
         self._always = normalizes and any(token.normalized for token in control.values())
         self.tokenizer = Tokenizer(tokenizer.model)
         """The second tokenizer, which encodes aliased texts.
 
-        Its ids of added tokens differ from the ids of the first tokenizer. `encode` converts these
-        ids.
+        Added tokens have other ids in this tokenizer than in the model's tokenizer. `encode`
+        returns the ids of the model's tokenizer.
         """
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(tokenizer, part)) is not None:
@@ -156,7 +156,7 @@ class ControlTokens:
         }
         self.tokenizer.add_tokens(list(known.values()))
         self.added = {token.content: token_id for token_id, token in known.items()}
-        """Ids of all added tokens, by their text in an aliased text."""
+        """Ids of all added tokens, by their text. The text of a control token is its alias."""
         self._real = {
             self.tokenizer.token_to_id(content): token_id
             for content, token_id in self.added.items()
@@ -192,7 +192,7 @@ class ControlTokens:
         return self._stand_ins(text)
 
     def build_guarded(self, rendered: str) -> GuardedText:
-        """Return the GuardedText of a chat that was rendered from the results of `hide`."""
+        """Return the GuardedText of a rendered chat in which `hide` had put the stand-ins."""
         return GuardedText(self.restore(rendered), self.restore(self._aliases(rendered)), self)
 
     def encode(self, aliased: str) -> array[int]:

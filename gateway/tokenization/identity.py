@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from gateway.tokenization.prompts import Prompts
 
 _MAX_CACHED_ANSWERS = 16
-# Maximum number of tokens that only one of two vocabularies has, if both are from the same
-# tokenizer. The limit is the larger of a number and a fraction of all tokens. Two files of one
-# tokenizer may differ in special tokens.
+# Two files of the same tokenizer may differ in special tokens. They count as the same tokenizer if
+# at most this number of token ids occur in only one file. The limit is the first number, or the
+# second number multiplied by the size of the vocabulary, whichever is greater.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 BLOCK_CHARS = 8192
-# Maximum length of a block that is encoded on the event loop. If the ids of all its words are
-# cached, encoding takes 0.3 ms of CPU. Any other block takes at most 5 ms
-# (tests/gateway/tokenization/test_word_ids has the slowest blocks). If a longer text has no lone
-# spaces, the Rust library tokenizers encodes it in a thread.
+# Maximum length of a block that is encoded on the event loop. Encoding takes 0.3 ms of CPU if the
+# ids of all words are cached, and never more than 5 ms (tests/gateway/tokenization/test_word_ids
+# has the slowest blocks). A longer block, whose text has too few lone spaces, is encoded by the
+# Rust library tokenizers in a thread.
 MAX_BLOCK_CHARS = 12_288
 _MAX_SEARCHES = 64
 # Maximum number of characters to search for a lone space, which takes up to 1 ms of CPU. If the
@@ -28,8 +28,8 @@ class LoneSpaces:
     def __init__(self, piece_start: re.Pattern[str]) -> None:
         """Prepare the search for lone spaces.
 
-        `piece_start` matches the text after a lone space if the tokenizer begins a word at that
-        space.
+        `piece_start` is applied to the text after a lone space. It matches if the tokenizer begins
+        a word at this space.
         """
         self._starts_piece = piece_start.match
         self._search = re.compile(rf" (?<=\S )(?={piece_start.pattern})").search
@@ -51,11 +51,11 @@ class LoneSpaces:
     def find_spans(
         self, pieces: Sequence[str], indices: Sequence[int]
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return which pieces of a text must be encoded together, and which can be encoded alone.
+        """Return the pieces of a text to encode together, and the pieces to encode alone.
 
-        A piece between two lone spaces can be encoded alone. Any other piece must be encoded
-        together with its neighbours. The first piece of a text has no space before it, so it is
-        always in a range.
+        A piece is the text between two spaces. If both spaces are lone, the piece can be encoded
+        alone. Any other piece must be encoded together with its neighbours, as a range of pieces.
+        The first piece of a text has no space before it, so it is always in a range.
 
         Args:
             pieces: the pieces of a text that was split at each space.
@@ -85,8 +85,8 @@ class LoneSpaces:
     def _block_end(self, text: str, start: int, end: int) -> int:
         """Return the index at which a block ends: the last lone space before `end`.
 
-        If there is none, return the first lone space after `end`. If no lone space is near,
-        return the length of the text.
+        If no lone space is found before `end`, return the first lone space after `end`. If none is
+        found there either, return the length of the text. Both searches are limited.
         """
         space = end
         for _ in range(_MAX_SEARCHES):

@@ -10,9 +10,8 @@ class LoopScheduler:
     """Round-robin scheduler of short pieces of work (steps), by tenant. Belongs to one event loop.
 
     Only one step runs per iteration of the event loop. A long text is encoded in blocks, one block
-    per step. If ten long texts are encoded at the same time, the streams of running requests are
-    delayed no more than by one long text. A short text waits for at most one block of each other
-    tenant.
+    per step. Ten long texts at the same time therefore delay running streams no more than one long
+    text does. A short text waits for at most one block of each other tenant.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,8 @@ from gateway.tokenization.turn_record import StoredTurns
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
-# Number of tokens by which a text is longer than the limit after it was cut as text. The tokens
-# next to the cut may differ from those of the original text. The token ids are truncated to the
-# limit later.
+# Number of extra tokens that `truncate_text` leaves, because a cut through a text may change the
+# tokens next to the cut. The token ids are truncated to the exact limit later.
 _EXTRA_TOKENS = 64
 # Maximum length of a text that is encoded without `TurnCache`. Finding the turns of such a text
 # would take as long as encoding it.
@@ -126,8 +125,9 @@ class Prompts:
     ) -> Prompts:
         """Load the tokenizer and the chat template from a Hugging Face tokenizer folder.
 
-        If there is only a `tokenizer.model` (sentencepiece) and no `tokenizer.json`, transformers
-        converts the file. The extra `sentencepiece` installs transformers.
+        If there is only a `tokenizer.model` (sentencepiece) and no `tokenizer.json`, the library
+        transformers converts the file. The optional dependency group `sentencepiece` of this
+        project installs transformers.
 
         Raises OSError if a file is missing or cannot be read. Raises ValueError if a file is
         broken; the error's text names the file.
@@ -243,9 +243,10 @@ class Prompts:
     def pack_turns(self, text: str | GuardedText, stored: StoredTurns) -> bytes:
         """Return the token ids of a prompt's turns as bytes, to be stored with a conversation.
 
-        Only turns that are in the turn cache and not in `stored` are included. The bytes have the
-        format of the module `turn_record`. Later, this process or another process can read them,
-        and add the turns to its cache with `find_turns` and `learn`.
+        Turns are left out if they are not in the turn cache, or already in `stored`. The bytes have
+        the format of the module `turn_record`. When the conversation continues, any process can
+        read them with `turn_record.unpack`, and add the turns to its cache with `find_turns` and
+        `learn`.
         """
         if isinstance(text, GuardedText):
             return b""
@@ -290,11 +291,11 @@ class Prompts:
         return reach is not None and reach.exceeds(text, tokens)
 
     def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
-        """Remove text that cannot be within the first or last `tokens` tokens. Return the rest.
+        """Shorten a text of which only `tokens` tokens are needed. Return the shorter text.
 
-        Text is removed from the side `cut`. The remaining text may still have more than `tokens`
-        tokens. It includes some extra characters, because a cut may change the tokens next to it.
-        The text is not cut if tokens of this tokenizer may have any length.
+        Text is removed from the side `cut`. The result may still have more than `tokens` tokens. It
+        includes some extra characters, because a cut may change the tokens next to it. The text is
+        not shortened if tokens of this tokenizer may have any length.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
@@ -324,12 +325,13 @@ class Prompts:
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Return the id sequences at which the engine stops, in addition to `end_id`.
 
-        These are the ids of the strings in `engine_stop`, and `further_end_ids`.
+        Without `min_tokens`, the result has the ids of the strings in `engine_stop`, and the
+        `further_end_ids`.
 
-        With `min_tokens`, an engine ignores only its end id before this number of tokens, and no
-        other stop ids. The engine therefore gets no other stop ids, and the gateway ends the
-        response at `later_end_ids`. A guided response is an exception: its engine gets
-        `further_end_ids` also with `min_tokens`.
+        With `min_tokens`, the result is empty. For the first `min_tokens` tokens, an engine ignores
+        `end_id`, but would stop at the ids named above. The gateway itself therefore ends the
+        response, at `later_end_ids`. Exception: for a guided response, the result is
+        `further_end_ids`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
         if options.params.min_tokens:
@@ -339,8 +341,9 @@ class Prompts:
     def later_end_ids(self, options: Options) -> frozenset[int]:
         """Return the ids at which the gateway itself ends a response after `min_tokens` tokens.
 
-        These are the `further_end_ids`. The result is empty without `min_tokens`. It is also empty
-        for a guided response, because no engine can continue after the end of a guided response.
+        With `min_tokens`, the result is `further_end_ids`. Without `min_tokens`, the result is
+        empty, because the engine stops at these ids. For a guided response, the result is always
+        empty: the engine itself stops, because it cannot continue after the end of such a response.
         """
         if not options.params.min_tokens or options.params.guide is not None:
             return _NO_IDS

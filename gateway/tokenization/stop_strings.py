@@ -1,8 +1,7 @@
 class StopStrings:
     """Search for the first stop string in streamed text, even if it extends over several chunks.
 
-    If the end of a text may be the beginning of a stop string, it is held back until more text
-    shows if it is.
+    The end of a chunk is held back as long as it may be the beginning of a stop string.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:

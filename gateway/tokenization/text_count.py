@@ -16,10 +16,10 @@ _BLOCK_CHARS = 4096
 class TextCount:
     """Counter of the tokens of one text that arrives in pieces.
 
-    `tokens` is an estimate of the number of tokens so far. It is the sum for the pieces, each
-    counted alone. `count_all` is more exact, because it encodes the text in larger blocks. A block
-    ends before a space, where most tokenizers begin a word. For a few blocks, the number may be
-    wrong by one.
+    `tokens` is an estimate of the number of tokens so far: each piece is counted alone. The result
+    of `count_all` is more exact, because the text is encoded in larger blocks. A block ends before
+    a space, where most tokenizers begin a word. The count of a few blocks
+    may be wrong by one token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# Fixed CPU cost of encoding a block, expressed as a number of characters that cost the same.
+# Fixed CPU cost of encoding a block, as a number of characters whose encoding costs the same.
 _CHARS_PER_TEXT = 128
 
 
@@ -38,12 +38,11 @@ class TextEncoder:
         """Return the token ids (int32) of each text.
 
         A long text is encoded in blocks, one block per iteration of the event loop. The ids of a
-        block are joined from the cached ids of its words. This takes a tenth of the CPU time of the
-        Rust library tokenizers. It runs on the event loop, because it holds the GIL, so a thread
-        would not help.
+        block are joined from the cached ids of its words. Joining takes a tenth of the CPU time of
+        the Rust library tokenizers. A thread would not help, because joining holds the GIL.
 
         If a block has too many words that are not cached, the Rust library encodes the block in a
-        thread without the GIL. Such blocks wait in the tenant's queue for the thread. Raises
+        thread without the GIL. The block waits for the thread in the tenant's queue. Raises
         Overloaded if too much text is queued already.
         """
         words = self._words

@@ -101,8 +101,8 @@ class TextStream:
     def _decode_each(self, delta: TokenDelta) -> TextDelta:
         """Decode the new ids one by one, up to the end of the response.
 
-        The response ends after the id that completes a stop string. If `min_tokens` tokens have
-        been generated, it also ends after an id in `later_end_ids`.
+        The first `min_tokens` ids cannot end the response. After them, the response ends with an id
+        that completes a stop string, or with an id in `later_end_ids`.
         """
         pieces: list[str] = []
         logprobs: list[TokenLogprob] = []
@@ -155,7 +155,7 @@ class TextStream:
         return TextDelta(text, self._tokens, finish, self._stats, ids, entries, stop=stop)
 
     def _remember(self, ids: list[int]) -> None:
-        """Store as many of the last ids as the longest sequence of stop ids has."""
+        """Store the last ids of the response, to compare them with the sequences of stop ids."""
         if self._longest_stop_ids and ids:
             self._last_ids = (self._last_ids + ids)[-self._longest_stop_ids :]
 

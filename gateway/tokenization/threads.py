@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 INLINE_CHARS = 4096
 # Maximum length of a text that is processed in the thread for short texts.
 LONG_CHARS = 64 * 1024
-# Maximum number of characters in the queue for short texts. The first limit is for all tenants
-# together, about ten seconds of work. The second limit is for one tenant. The queue for long texts
-# needs no limit here, because the number of large request bodies that are read at once is limited.
+# Maximum number of characters in the queue for short texts: of all tenants together (about ten
+# seconds of work), and of one tenant. The queue for long texts needs no limit here: the number of
+# large request bodies that the gateway reads at the same time is limited.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 32 * 2**20, 16 * 2**20
 
 
@@ -103,8 +103,8 @@ class FairThread:
             max_chars: maximum number of characters in the queues of all tenants.
             max_tenant_chars: maximum number of characters in the queue of one tenant.
             after: called in the thread after each job.
-            waits_to_be: verb in the error for a full queue: "waits to be tokenized".
-            rest: sleep of the thread after a job, as a multiple of the job's duration.
+            waits_to_be: participle that follows "waits to be" in the error for a full queue.
+            rest: pause of the thread after each job, as a multiple of the job's duration.
         """
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._max_chars = max_chars
@@ -183,9 +183,9 @@ class FairThread:
     def _run_job(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
         """Run the only job of the list `only`. Called in the thread.
 
-        The job is passed in a list, and removed from the list, to avoid a reference cycle. The
-        thread pool refers to the arguments of this function as long as it runs. An exception that
-        the job raises refers to a stack frame of the thread pool.
+        This method takes the job out of the list to avoid a reference cycle. An exception of the
+        job refers to a stack frame of the thread pool, and this frame refers to the list. A job in
+        the list would close the cycle, because the job's future refers to the exception.
         """
         job = only.pop()
         began = time.perf_counter()

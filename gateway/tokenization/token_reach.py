@@ -1,8 +1,9 @@
 """Lower bound of a text's number of tokens, which is computed without tokenizing the text.
 
-Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. A text is
-therefore refused without tokenizing it if it must exceed the model's context. This is the case if
-it has more characters than the longest token, multiplied by the number of tokens in the context.
+Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. A text that is
+certainly too long for the model's context is therefore refused without tokenizing it. If the
+longest token has 20 characters and the context has 1,000 tokens, for example, any text of more than
+20,000 characters is certainly too long.
 
 The bound exists only for tokenizers that encode every character: byte-level tokenizers (Llama 3,
 Qwen, GPT-2), and sentencepiece with byte fallback (Llama 2, Gemma). Other tokenizers drop white
@@ -25,12 +26,12 @@ _SHRINK_FACTORS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """Maximum number of characters of a text that one token encodes.
+    """Maximum length of the text that one token of a tokenizer encodes.
 
     Attributes:
-        chars: the number of characters.
-        blanks: True if an added token may also encode any amount of white space next to it. White
-            space in a text is then not counted.
+        chars: maximum number of characters.
+        blanks: True if an added token also encodes the white space next to it, however much there
+            is. `chars` then does not include white space.
     """
 
     chars: int

@@ -19,14 +19,12 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# Memory budget of the cache. The ids of a turn are estimated to take one byte per character of the
-# turn: a token has four characters on average, and its id takes four bytes. Each entry takes
-# another `_ENTRY_BYTES`.
+# Memory budget of the cache. An entry is estimated to take `_ENTRY_BYTES`, and one byte for each
+# character of its turn: a token has four characters on average, and its id takes four bytes.
 _BUDGET_BYTES = 4 * 2**20
 _ENTRY_BYTES = 256
-# Maximum number of turns. A chat with more turns is tokenized as one text. Texts are split into
-# turns on the event loop. A text that consists only of end tokens would otherwise block all other
-# requests.
+# Maximum number of turns into which a chat is split. A chat with more turns is tokenized as one
+# text. Without this limit, splitting a text of many end tokens would block the event loop.
 _MAX_TURNS = 1024
 
 Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
@@ -95,11 +93,11 @@ class TurnCache:
         return turns if 1 < len(turns) <= _MAX_TURNS else []
 
     def _split_all(self, text: str) -> list[str]:
-        """Return all turns of a text. Each turn begins with the end token of the previous turn.
+        """Return all turns of a text, each with the end token of the previous turn before it.
 
-        Some tokenizers encode the beginning of a text differently, so a turn alone would get other
-        ids than within the chat. The end token before the turn prevents this. Callers remove the
-        id of this end token.
+        Some tokenizers encode the beginning of a text differently. Without the end token before it,
+        a turn would therefore get other ids than within the chat. `encode` removes the id of this
+        end token.
         """
         turns = []
         start = 0
@@ -123,9 +121,9 @@ class TurnCache:
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
     """Return the ids of end tokens that the tokenizer recognizes at each occurrence of their text.
 
-    The result maps the text of a token to its id. A token is left out if the tokenizer may not
-    recognize it: because of normalization, of word boundaries, or of another added token that
-    contains its text.
+    The result maps the text of a token to its id. A token is left out if the tokenizer searches for
+    it in normalized text or only as a complete word, or if another added token contains its text.
+    The tokenizer may then not recognize the token.
     """
     if tokenizer.truncation or tokenizer.padding:
         return {}

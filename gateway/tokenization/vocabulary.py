@@ -23,9 +23,9 @@ from tokenizers.decoders import DecodeStream
 
 from gateway.tokenization.token_reach import token_reach
 
-# Number of ids from the prompt's end that a `StreamDecoder` decodes before the response. Some
-# tokenizers decode the first token differently (Metaspace drops its space), so the first token of
-# the response must not be the first token of the stream.
+# Number of ids from the prompt's end that a `StreamDecoder` gets before the ids of the response.
+# Some tokenizers decode the first id of a sequence differently: Metaspace drops its space. The
+# sequence must therefore not begin with the first id of the response.
 _PRIME_IDS = 6
 # Maximum number of tokens to hold back while a character is incomplete. A character has at most 4
 # bytes in UTF-8, and a token has at least one byte. If 4 tokens do not complete the character,
@@ -51,9 +51,10 @@ class TokenDecoder(Protocol):
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each printable character of GPT-2's alphabet, which writes bytes as text.
+    """Return the byte for each character of GPT-2's alphabet.
 
-    The mapping is the inverse of `bytes_to_unicode` in GPT-2's encoder.py.
+    The alphabet has one printable character for each byte. The mapping is the inverse of
+    `bytes_to_unicode` in GPT-2's encoder.py.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
@@ -125,8 +126,8 @@ class Vocabulary:
 class _Table(dict[int, Piece]):
     """Text or bytes of tokens by id. Each entry is added at its first use.
 
-    If `under` is None, an entry is computed from the vocabulary. Otherwise, it is copied from the
-    table `under`.
+    A new entry is copied from the table `under`. Without such a table, the entry is computed from
+    the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary, under: dict[int, Piece] | None = None) -> None:
@@ -185,7 +186,10 @@ def _raw(piece: Piece) -> bytes:
 
 
 class StreamDecoder:
-    """Decoder for other vocabularies, where the text of a token depends on its neighbours."""
+    """Decoder for vocabularies that are not byte-level.
+
+    In these vocabularies, the text of a token may depend on the tokens before and after it.
+    """
 
     def __init__(
         self,
@@ -239,7 +243,7 @@ class StreamDecoder:
         return self._decode_complete([given_up]) + "".join([self._push(held) for held in retry])
 
     def _decode_complete(self, ids: list[int]) -> str:
-        """Return the complete characters of tokens whose last character is incomplete."""
+        """Return the text of these ids, without characters of which some bytes are missing."""
         skip = self._skip_special
         before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=skip)[len(before) :]

@@ -4,8 +4,8 @@ A byte-level BPE tokenizer splits a text at its added tokens, then into words by
 expression, and merges only within words. The ids of a text are therefore the joined ids of its
 words, and most words of a text occur many times. This module splits a text with the same regular
 expression, which `word_pattern` translates for Python's `re`. It asks the Rust library `tokenizers`
-only once for the ids of each word. In this package, "the library" means this Rust library. It
-encodes texts of mostly new words, and all texts of other types of tokenizers.
+only once for the ids of each word. In this package, "the library" means this Rust library. The
+library itself encodes texts of mostly new words, and all texts if the tokenizer is of another type.
 
 A space is lone if no other white space is beside it. Some tokenizers (GPT-2, GPT-4o, Llama 3, Qwen)
 begin a word at each lone space. For these tokenizers, the text between two lone spaces is called a
@@ -46,9 +46,9 @@ _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
 # Minimum length of a text that is split into pieces at lone spaces. A shorter text is split into
 # words, which takes less CPU.
 _MIN_PIECES_CHARS = 100
-# Maximum fraction of a text's characters in new words, whose ids are not cached. If a text exceeds
-# this fraction, the library encodes the text, and only a few of its new words are cached. Caching
-# all of them would take up to twice as much CPU as the library.
+# Maximum fraction of a text's characters that may be in new words: words whose ids are not cached.
+# If a text exceeds this fraction, the library encodes the text, and only a few of its new words are
+# cached. Caching all new words would take up to twice as much CPU as the library.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
@@ -97,9 +97,9 @@ class WordIds:
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
         """Return the encoder for a tokenizer, or None if words cannot be encoded separately.
 
-        This is possible only for some byte-level BPE tokenizers. The method also encodes sample
-        texts, and returns None if the library encodes one of them differently. `definition` is the
-        content of tokenizer.json; the vocabulary may be missing.
+        Only some byte-level BPE tokenizers encode words separately. As a check, the method encodes
+        sample texts, and returns None if the library encodes one of them differently. `definition`
+        is the content of tokenizer.json; the vocabulary may be missing.
         """
         pattern, added = pattern_of(definition), _read_added_tokens(definition)
         words = None if pattern is None else translate_pattern(pattern)
@@ -125,13 +125,14 @@ class WordIds:
     def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
-        """Return an encoder that shares these caches, for a tokenizer with other added tokens.
+        """Return an encoder for `tokenizer`, which shares the word caches of this encoder.
 
-        `ControlTokens` describes aliased texts and the second tokenizer, which encodes them.
+        The arguments are attributes of `control_tokens.ControlTokens`, whose second tokenizer has
+        aliases in place of the control tokens.
 
         Args:
-            tokenizer: a tokenizer that differs only in its added tokens, which are `added`.
-            added: ids of added tokens, by their text in an aliased text.
+            tokenizer: a tokenizer that differs from this encoder's tokenizer only in `added`.
+            added: ids of all added tokens, by their text.
             control_ids: ids of the control tokens. If a text would have one of these ids, the
                 library encodes the text.
         """
@@ -156,9 +157,10 @@ class WordIds:
     ) -> array[int] | None:
         """Return the ids of a text. Return None if the library must encode the text.
 
-        This applies to a text of more than `MAX_BLOCK_CHARS` characters. It also applies if too
-        many characters of the text are in new words, or outside of `word_pattern.ALPHABET`. With
-        `learns_all`, the number of new words is not limited, and all of them are cached.
+        Return None if the text has more than `MAX_BLOCK_CHARS` characters, too many added tokens,
+        too many new words, or too many characters outside of `word_pattern.ALPHABET`. Also return
+        None if the joined ids contain a control token. With `learns_all`, the number of new words
+        is not limited, and all of them are cached.
         """
         if len(text) > MAX_BLOCK_CHARS:
             return None
@@ -230,9 +232,9 @@ class WordIds:
         In this case, cache some of these words.
         """
         stride = 1 + len(pieces) // _SAMPLE_PIECES
-        # Take every n-th piece, and begin each sample at a different piece. If the same text comes
-        # again, the pieces of the last sample are cached. They would hide that most other pieces
-        # are not cached.
+        # Take every n-th piece as a sample, and begin each sample at a different piece. `_learn`
+        # has cached words of earlier samples. If the same text comes again, the same sample would
+        # hide that most other words of the text are not cached.
         self._sampled += 1
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):
@@ -252,7 +254,8 @@ class WordIds:
     ) -> list[Ids] | None:
         """Return the ids of each of the texts. Return None if too many characters are in new words.
 
-        `texts` are pieces of one text that has `chars` characters. The limit depends on `chars`.
+        `texts` are pieces of one text, which has `chars` characters. Only a fraction of these
+        characters may be in new words.
         """
         found: list[Ids] = []
         # Indices of texts that may have new words, and indices of texts with characters outside of
@@ -332,8 +335,9 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
 def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
     """Return the ids of added tokens, by text.
 
-    Return None if the tokenizer does more than search the original text for the added tokens. For
-    example, some added tokens also remove the white space beside them.
+    `WordIds` finds added tokens by a plain search for their texts. Return None if the tokenizer has
+    added tokens that a plain search does not handle: for example, some also remove the white space
+    beside them. Also return None if an added token is too long.
     """
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)

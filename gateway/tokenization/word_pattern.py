@@ -20,9 +20,10 @@ from tokenizers import Regex, pre_tokenizers
 ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
 # The default regular expression of the pre-tokenizer `ByteLevel`. Source: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Matches one element of a regular expression that means the same in Oniguruma and Python. Flags
-# such as `(?i)` are not matched. `{2}+` is not matched, because it is possessive in Python only. A
-# case-insensitive "ss" is not matched, because it matches "ß" in Oniguruma only.
+# Matches one element of a regular expression if the element means the same in Oniguruma and Python,
+# or is a character class that can be translated. Examples of elements that are not matched: flags
+# such as `(?i)`; `{2}+`, which is a possessive quantifier only in Python; a case-insensitive "ss",
+# which matches "ß" only in Oniguruma.
 _SYNTAX = re.compile(
     r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
     r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
@@ -33,21 +34,22 @@ _SYNTAX = re.compile(
 # occurs in a text of the alphabet, so the replaced class never matches.
 _NO_CHARACTER = "\ue000"
 
-# The next four constants match parts of a tokenizer's regular expression. `_FIRST` matches the part
-# for the first character of a word, which may be a space. `_SOLID` matches the part for the further
-# characters, which are no spaces.
+# The following expressions match parts of a tokenizer's regular expression for words. `_FIRST`
+# matches the part for the first character of a word, which may be a space. `_SOLID` matches the
+# part for the other characters of the word, which are not white space.
 _FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
 _SOLID = (
     r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
     r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-# Matches the part for white space.
+# Matches the part for words of white space.
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
 # Matches a part that only the tokenizer of the demo model has: a comma and a space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
-# Matches a complete regular expression that begins a word at each lone space. The demo model's
-# expression is also accepted, although a lone space between a comma and a number begins no word.
+# Matches the complete regular expression of a tokenizer that begins a word at each lone space. The
+# demo model's expression is also matched, although no word begins at its lone spaces between a
+# comma and a number.
 _PIECES = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|(?P<number>{_NUMBER}))\|)+\\s\+")
 
 
@@ -82,10 +84,10 @@ def pattern_of(definition: dict[str, Any]) -> str | None:
 
 
 def translate_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return a regular expression for Python that matches the same words as `pattern`.
+    """Return a regular expression for Python that splits a text into the same words as `pattern`.
 
-    This applies to texts of the alphabet. Return None if `pattern` contains syntax that cannot be
-    translated safely.
+    The words are the same only for texts of characters in `ALPHABET`. Return None if `pattern`
+    contains syntax that cannot be translated safely.
     """
     found, at, within = "", 0, False
     while at < len(pattern):
@@ -99,14 +101,15 @@ def translate_pattern(pattern: str) -> re.Pattern[str] | None:
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
-    # Refuse a regular expression that may match an empty string. After an empty match, Oniguruma
-    # and Python continue the search differently. In this check, each lookahead may match the empty
-    # string.
+    # Refuse a regular expression that may match an empty string, because Oniguruma and Python
+    # continue the search differently after an empty match. The check replaces each
+    # lookahead by a group that can match an empty string.
     with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
         if re.compile(with_all_lookaheads).fullmatch(""):
             return None
-        # Also match the text between two matches, because the tokenizer treats it as a word, too.
+        # Also match any text that `found` does not match: the tokenizer treats the text between two
+        # matches as a word, too.
         return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
     except re.error:
         return None
@@ -123,11 +126,11 @@ def char_class(chars: Iterable[str]) -> str:
 
 
 def piece_start_of(pattern: str) -> re.Pattern[str] | None:
-    """Return a regular expression that matches the text after a lone space that begins a word.
+    """Return a regular expression for the text after a lone space that begins a word.
 
     `pattern` is the tokenizer's regular expression for words. A space is lone if no other white
-    space is beside it. Return None if `_PIECES` does not match `pattern`, whose words may then
-    contain lone spaces.
+    space is beside it. Return None if `_PIECES` does not match `pattern`: words of this tokenizer
+    may contain lone spaces.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:

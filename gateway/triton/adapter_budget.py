@@ -14,15 +14,16 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-# Maximum time in seconds for which a request that needs a slot may be overtaken. A request for an
-# adapter that is already in use needs no slot, so it overtakes the requests that wait for a slot.
-# While it runs, its adapter remains in use, so the others wait even longer. After this time,
-# requests of the same tenant, and of tenants with fewer adapters in use, must not be overtaken any
-# more.
+# Maximum time in seconds for which a request that waits for a slot may be overtaken. A request for
+# an adapter that is already in use needs no slot, so it can start first. But it keeps its adapter
+# in use, so no slot becomes free for the waiting requests. If a request has waited for longer than
+# this time, it is not overtaken any more by requests of its own tenant, nor by requests of tenants
+# with more adapters in use.
 _OVERTAKE_PERIOD_S = 1.0
-# Seconds after which the limit is doubled if requests still wait: the cache may have been full only
-# because of one very large adapter. The limit is not removed at once, because all waiting requests
-# would then be sent together, and most of them would upload their weights in vain.
+# Seconds after which the limit is doubled if requests still wait for a slot. The limit may be too
+# low, because a single very large adapter may have filled the cache. The limit is not removed at
+# once. Otherwise all waiting requests would upload their adapters together, and the engine would
+# refuse most of these uploads.
 _LIMIT_PERIOD_S = 30.0
 
 
@@ -35,7 +36,7 @@ class _Waiter:
 
 
 class AdapterBudget:
-    """Adapters that this process uses on one replica, and the maximum number of such adapters.
+    """Adapters that this process uses on one replica, with a limit on their number.
 
     Not thread-safe: use an instance in one event loop only.
     """
@@ -58,7 +59,7 @@ class AdapterBudget:
         return frozenset(turn.task_id for turn in self._waiting)
 
     async def acquire(self, task_id: int, tenant: str = "") -> None:
-        """Wait until a request may use the adapter. Each call needs one `release`."""
+        """Wait until a request may use the adapter. Call `release` when the request has ended."""
         if self._limit is None:
             self._start(task_id, tenant)
             return
@@ -87,7 +88,7 @@ class AdapterBudget:
         self._grant_next()
 
     def reduce_limit(self) -> None:
-        """Set the maximum number of adapters in use to one less than are in use now.
+        """Limit the number of adapters in use to one less than the number in use now.
 
         Call this when the engine has refused an adapter because its cache is full.
         """
@@ -113,7 +114,8 @@ class AdapterBudget:
     def _grant_next(self) -> None:
         """Grant free slots. Each slot goes to the tenant with the fewest adapters in use.
 
-        If several tenants are equal, the oldest request gets the slot.
+        If several tenants have the same number in use, the request that waits longest gets the
+        slot.
         """
         self._grant_active()
         while self._waiting:
@@ -124,10 +126,11 @@ class AdapterBudget:
             self._grant_active()
 
     def _grant_active(self) -> None:
-        """Grant all waiting requests whose adapter is already in use, because they need no slot.
+        """Admit all waiting requests whose adapter is already in use, because they need no slot.
 
-        A request is not granted if it would overtake a request that has waited for a slot too long
-        (see `_OVERTAKE_PERIOD_S`).
+        A request that has waited for a slot for longer than `_OVERTAKE_PERIOD_S` seconds is not
+        overtaken by requests of its own tenant, nor by requests of tenants with more adapters in
+        use.
         """
         now = time.monotonic()
         passed_long: set[str] = set()

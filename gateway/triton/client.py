@@ -64,8 +64,8 @@ class TritonClient:
         """Send one serialized ModelInferRequest. Return a stream of parsed responses.
 
         `parse` converts each serialized ModelStreamInferResponse to the object that the stream
-        returns. Raise TimeoutError if there is no connection at the time `by`, in seconds of the
-        event loop's clock. Otherwise, this method behaves like `infer`.
+        returns. Raise TimeoutError if the connection is not ready at the time `by`, in seconds of
+        the event loop's clock. Otherwise, this method behaves like `infer`.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_STREAM, pieces, parse, metadata, by)
@@ -87,10 +87,10 @@ class TritonClient:
         return await self._transport.pieces(_STREAM, pieces, metadata, by)
 
     async def model_ready(self, model: str) -> bool:
-        """Return True if the server serves `model` now.
+        """Return True if `model` is loaded on the server and ready for requests.
 
-        Raise EngineUnreachable if there is no connection, and TimeoutError if the server does not
-        answer in time.
+        Raise EngineUnreachable if there is no connection. Raise TimeoutError if the server does not
+        answer within `_UNARY_TIMEOUT_S` seconds.
         """
         request = pb.ModelReadyRequest(name=model).SerializeToString()
         try:

@@ -37,9 +37,9 @@ from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
-# Direct requests may have stop strings, to show an operator how the engine handles them. The
-# gateway itself never sends stop strings to an llmapi model, but searches the answer's text for
-# them. The engine compares token ids, which may differ for the same text. Besides, some releases
+# Direct requests may have stop strings, to show an operator how the engine handles them. In normal
+# requests to an llmapi model, the gateway sends no stop strings, but searches the answer's text
+# itself. The engine would compare token ids, which may differ for the same text, and some releases
 # fail on stop strings.
 _LLMAPI = LLMAPI | {"stop_words": ("sampling_param_stop",)}
 _CANCELLED = "Request cancelled by client"
@@ -53,7 +53,7 @@ class Reply:
         self.error: str = response.error_message
         self.final = bool(self.error) or is_final(self._response)
         self.cancelled = self.error == _CANCELLED
-        """True if the server reports that a request was stopped.
+        """True if the error says that a request was stopped.
 
         The llmapi model sends this error twice: for the stopped request, and for the stop request
         itself.
@@ -110,7 +110,7 @@ class Reply:
 
 
 class DirectModel:
-    """Client of one model that Triton serves. Requests get only inputs that the model declares.
+    """Client of one model that Triton serves. Inputs that the model does not declare are not sent.
 
     Attributes:
         llmapi: True for the model of the llmapi repository. Each of its streamed responses has the
@@ -164,11 +164,11 @@ class DirectModel:
     def batch(
         self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]
     ) -> InferRequest:
-        """Return a request with several rows.
+        """Return one request with a batch of rows, such as several prompts.
 
-        `inputs` has a matrix of shape [rows, n] for each input, by the model's own input name.
-        Inputs that the model does not declare are left out. The request asks for the outputs with
-        the generated tokens.
+        `inputs` maps the names of the model's inputs to matrices of shape [rows, n]. Inputs that
+        the model does not declare are left out. The request asks for the outputs with the generated
+        tokens.
         """
         request = pb.ModelInferRequest(model_name=self.name, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -198,7 +198,7 @@ class DirectModel:
 
 
 async def replies(stream: Responses) -> AsyncIterator[Reply]:
-    """Yield all replies of a request. The last reply is final, or has an error.
+    """Yield all replies to a request. End after a final reply or a reply with an error.
 
     Raise GatewayError if the connection is lost or the stream ends early. Raise CancelledError if
     the stream is cancelled.

@@ -39,14 +39,13 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _POLL_TIMEOUT_S = 2.0
-# Timeout in seconds of a poll that is repeated because the first poll timed out. In this
-# second, a slow answer can still arrive. If this gateway's own event loop was blocked, the gateway
-# can now read the answer.
+# Timeout in seconds of the second poll, which follows a poll that timed out. The second poll
+# succeeds if the server was only slow for a moment, or if the first poll timed out only because
+# this gateway's own event loop was blocked.
 _REPEATED_POLL_TIMEOUT_S = 1.0
 _TOKENIZER_TIMEOUT_S = 5.0
-# Number of consecutive probes without a token after which an engine counts as dead, although
-# requests with a non-streaming answer are running. After fewer probes, the engine may just be busy
-# with these requests.
+# Number of consecutive probes without a token after which an engine counts as dead even if it runs
+# requests with non-streaming answers. After fewer probes, it may just be busy with these requests.
 _MAX_SILENT_PROBES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
@@ -113,7 +112,7 @@ class Engine:
         self.on_upload = on_upload
         self._selection: ModelSelection | None = None
         self.last_selection: ModelSelection | None = None
-        """The selected model. While the server is unavailable, the model that was selected before.
+        """The model that was selected last. It remains set while the server is unavailable.
 
         None until a model has been selected for the first time.
         """
@@ -158,14 +157,14 @@ class Engine:
     def suspect(self) -> bool:
         """True if the engine may be dead: the last poll was not answered, or a request failed.
 
-        The engine may also be healthy: a busy engine answers late, and an invalid request fails,
-        too.
+        The engine may still be healthy: a busy engine also answers late, and an invalid request
+        also fails.
         """
         return self.silence.suspect or self._probe.is_doubted
 
     @property
     def makes_no_tokens(self) -> bool:
-        """True if the engine is unavailable, or generated no token for its last probe."""
+        """True if the engine is unavailable, or its last `TokenProbe` timed out without a token."""
         chosen = self._selection
         if chosen is None:
             return True
@@ -215,10 +214,10 @@ class Engine:
             self._probe.requested.clear()
 
     async def refresh(self) -> None:
-        """Poll the server once. If it was unavailable, select its model again.
+        """Poll the server once. If the server has become available again, select a model.
 
-        `Silence` decides after how many polls without an answer the server counts as lost, because
-        a busy server may answer late. A server that sends tokens never counts as lost.
+        If the poll is not answered, `Silence` decides whether the server counts as lost: a busy
+        server may also answer late. A server that sends tokens never counts as lost.
         """
         silence = self.silence
         silence.begin_poll(received=self.has_received)
@@ -240,7 +239,10 @@ class Engine:
             silence.record_answer()
 
     async def _poll_with_retry(self) -> None:
-        """Poll the server. If the poll times out and all tokens have stopped, too, poll once more.
+        """Poll the server. If the poll times out in a "sudden" silence, poll once more.
+
+        In a sudden silence, the server has sent tokens until shortly before the poll, but none
+        since (see `Silence`).
 
         Raise TimeoutError if the server does not answer, and GatewayError if it is unavailable.
         """
@@ -263,7 +265,7 @@ class Engine:
                 )
             await self._probe_engine(chosen.capabilities)
             if self._tokenizer_check is not None and self._tokenizer_check.due:
-                # Limit the time of the comparison, because this poll waits for it.
+                # Limit the time of the comparison, because the next poll starts only after it.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TOKENIZER_TIMEOUT_S):
                         compared = await self._compare_tokenizers(chosen)
@@ -326,11 +328,14 @@ class Engine:
     def _is_silence_fatal(self, capabilities: ModelCapabilities, since: float) -> bool:
         """Return True if the engine counts as dead because no request has got a token.
 
-        No token has come since `since`, in seconds of the event loop's clock. An engine that is not
-        in use yet counts as dead. A model that cannot stream may always be busy with long answers,
-        so its engine never does. A streaming model may be busy with non-streaming answers. Its
-        engine then counts as dead only if a stream that has started gets no further token, or after
-        `_MAX_SILENT_PROBES` probes without a token.
+        No request has got a token since the time `since`, in seconds of the event loop's clock. An
+        engine that is not in use yet counts as dead. An engine in use may be busy with
+        non-streaming answers, which get no token before they are complete:
+
+        - If the model cannot stream, the engine may always be busy, so it never counts as dead.
+        - If the model can stream, the engine counts as dead in three cases: no non-streaming answer
+          is running, a stream with earlier tokens waits for its next token, or
+          `_MAX_SILENT_PROBES` consecutive probes got no token.
         """
         if not self.ready:
             return True
@@ -377,13 +382,13 @@ class Engine:
 
         Args:
             generation: the engine request.
-            deadline: time in seconds of the event loop's clock. After it, reading raises
+            deadline: time in seconds of the event loop's clock, after which reading raises
                 TimeoutError.
             metadata: gRPC metadata of the call.
             offload: runs work on logits in another thread.
             on_sent: called each time the request was sent to the engine.
-            on_abandon: called if the generation is aborted. Returns the `EarlyStop` whose `end` is
-                called when the engine has released the request.
+            on_abandon: called if the generation is aborted. Returns an `EarlyStop`, whose `end` is
+                called when the engine has released the request, or when this cannot be observed.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):

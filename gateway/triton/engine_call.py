@@ -1,4 +1,6 @@
-"""A request to the engine: sending, upload of adapter weights, responses, and early stop.
+"""`EngineCall`, which sends a request to the engine, reads the responses, and can stop the request.
+
+If the request uses a LoRA adapter, the call also uploads the adapter's weights.
 
 See decision 002 in docs/decisions.
 """
@@ -44,10 +46,12 @@ _NOT_BEGUN = "The inference server did not begin with the request in time; try a
 class EngineCall:
     """Context manager for one request to the engine. `response` returns the next response.
 
-    If the context is exited before the final response, the engine is sent a stop request.
-    `__exit__` contains no await, so the stop request is sent even if the task is cancelled. A call
-    to a BLS model is cancelled instead, because the gateway does not know the ids of the requests
-    that this model sends to the engine. NVIDIA's BLS model ignores the cancellation.
+    If the context is exited before the final response, a stop request is sent to the engine.
+    `__exit__` contains no await, so the stop request is sent even if the task is cancelled.
+
+    For a BLS model, the gRPC call is cancelled instead. A stop request would need the ids of the
+    requests that the BLS model sends to the engine, and the gateway does not know these ids.
+    NVIDIA's BLS model ignores the cancellation.
     """
 
     def __init__(
@@ -74,8 +78,8 @@ class EngineCall:
             metadata: gRPC metadata of the call.
             begin_by: latest time for the first response, by the same clock; None for no limit.
             on_sent: called each time the request was sent to the engine.
-            on_abandon: called if the request is aborted. Returns the `EarlyStop` whose `end` is
-                called when the engine has released the request.
+            on_abandon: called if the request is aborted. Returns an `EarlyStop`, whose `end` is
+                called when the engine has released the request, or when this cannot be observed.
         """
         loop = asyncio.get_running_loop()
         self._engine = engine
@@ -106,10 +110,10 @@ class EngineCall:
 
     @property
     def was_sent(self) -> bool:
-        """True if the engine has the request.
+        """True if the request was sent to the engine.
 
-        If the engine refuses the request because of its LoRA adapter, the value is False until the
-        request is sent again.
+        False again after the engine has refused the request because of its LoRA adapter, until the
+        request is sent once more.
         """
         return self._stream is not None
 
@@ -124,9 +128,9 @@ class EngineCall:
         return asyncio.get_running_loop().time() - self._sent_at if self.was_sent else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the first response came before `then` and the next one has not come.
+        """Return True if the first response came before `then`, and no response is unread now.
 
-        `then` is in seconds of the event loop's clock. See `OpenStream`.
+        Return False after the final response. `then` is in seconds of the event loop's clock.
         """
         return self._first_response_at <= then and not self._finished and not self.unread
 
@@ -159,9 +163,10 @@ class EngineCall:
             self._release_slot()
 
     def _abandon(self, reason: StopReason) -> EarlyStop:
-        """Stop reading the responses to a request for which a stop request will be sent.
+        """Stop reading the responses. The caller then sends a stop request.
 
-        Return the `EarlyStop` whose `end` is called when the engine has released the request.
+        Return the request's `EarlyStop`, whose `end` is called when the engine has released the
+        request, or when this cannot be observed.
         """
         if self._stopping is None:
             self._stopping = self._on_abandon(reason)
@@ -169,7 +174,8 @@ class EngineCall:
                 self._stream.abandon(self._stopping.end)
             else:
                 # The request was not sent completely, so there is no stream whose end would show
-                # that the engine has released the request. Report that this is unknown.
+                # that the engine has released the request. Report that the engine may still have
+                # the request.
                 self._stopping.end(freed=False)
         return self._stopping
 
@@ -182,7 +188,7 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """Stop reading, because the first response has not come until `begin_by`.
+        """Stop reading, because the first response did not come before `begin_by`.
 
         The current read then raises EngineUnavailable, so that the caller can send the request to
         another engine.
@@ -197,7 +203,10 @@ class EngineCall:
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Stop reading the stream. Reset an unfinished stream if no stop request can be sent."""
+        """Stop reading the stream.
+
+        Reset the stream if the engine is still generating and no stop request can be sent.
+        """
         if self._stream is None:
             return
         if self._finished:
@@ -210,8 +219,9 @@ class EngineCall:
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
             return "stop_string"
-        # All choices of a request have the same deadline. The first choice that fails at the
-        # deadline cancels the other choices, so their error is not a TimeoutError.
+        # Check `_expired`, too, because the error is not always a TimeoutError. All choices of a
+        # request have the same deadline. The first choice that fails at the deadline cancels the
+        # other choices, which then get CancelledError.
         if self._expired or self._begin_timed_out or issubclass(error_type, TimeoutError):
             return "timeout"
         if issubclass(error_type, ReplicaLeft):
@@ -275,8 +285,8 @@ class EngineCall:
                 # every request with such an error, while Triton reports its model as ready.
                 self._engine.doubt()
             raise error
-        # Without decoupled mode there is only one response, so it is the last one even if it is not
-        # marked as final.
+        # A model without decoupled mode sends only one response. Treat this response as the last,
+        # even if it is not marked as final.
         self._finished = (
             tensors.is_final(response.infer_response) or not self._capabilities.decoupled
         )

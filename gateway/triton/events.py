@@ -14,8 +14,9 @@ class AdapterUpload:
 
     Attributes:
         adapter: the adapter's name.
-        cause: the reason for the upload. "refused" means that the upload was in vain, because the
-            engine's cache was full of adapters in use.
+        cause: why the adapter was not in the engine's cache: "first_use", "evicted" or "restarted".
+            "refused" instead if the engine refused the upload, because its cache was full of
+            adapters in use.
         nbytes: the size of the weights in bytes.
         seconds: the time from reading the weights to the engine's first response.
     """

@@ -93,9 +93,9 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ),  # from the llmapi model, for a request that the gateway did not cancel
 )
 
-# Every error text of the llmapi model starts with this text, for invalid requests and for its own
-# failures. `_LLMAPI_TEXTS` are searched only in such texts, because error texts of other models may
-# contain them by chance.
+# Beginning of every error text of the llmapi model, for invalid requests and for the model's own
+# failures. `_LLMAPI_TEXTS` are searched only in texts that contain this beginning. Error texts of
+# other models may contain one of `_LLMAPI_TEXTS` by chance.
 _LLMAPI = "Error generating request"
 _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ("should not exceed max_num_tokens", partial(ContextLengthExceeded, _TOO_LONG)),
@@ -114,8 +114,8 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
 
 # Texts of errors after which the engine fails every request, although Triton reports it as ready.
 _BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
-# An error text of `_BROKEN` that also contains this text does not mean that the engine is broken.
-# One request has needed too much GPU memory, and only this request fails.
+# Exception to `_BROKEN`: if an error text also contains this text, one request has needed too much
+# GPU memory. Only this request fails, and the engine is not broken.
 _OUT_OF_MEMORY = "out of memory"
 # Error texts of a failed engine step. The engine could not run one request, and has ended all
 # active requests with this error. It continues with later requests.
@@ -128,8 +128,8 @@ _MAX_LOGGED_CHARS = 500
 def _to_log_line(text: str) -> str:
     """Return the beginning of an error text's first line for the log, escaped if needed.
 
-    A text may quote a client's request. So the log line must not contain line breaks, which could
-    imitate other log lines, or control characters. It must not contain a prompt either.
+    An error text may quote a client's request. Only the first line is logged, because later lines
+    may contain a prompt. Control characters are escaped, because they could fake other log lines.
     """
     first_line = text.lstrip()[:_MAX_LOGGED_CHARS].splitlines()[0] if text.strip() else "(empty)"
     return first_line if first_line.isprintable() else ascii(first_line)[1:-1]
@@ -153,9 +153,9 @@ def is_lora_cache_full(text: str) -> bool:
 
 def from_text(text: str) -> GatewayError:
     """Return the error for the `error_message` of a stream response, which has no status code."""
-    # After a failed engine step, all requests of the step get the error text of the request that
-    # failed. Do not search it for invalid parameters. Otherwise, all these clients would get an
-    # error about a parameter that they have not sent.
+    # If an engine step fails because of one request, all requests of the step get the same error
+    # text. Do not search this text for invalid parameters. Otherwise, the other clients would get
+    # an error about a parameter that they have not sent.
     step = any(fragment in text for fragment in _STEP)
     for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
         if fragment in text:
@@ -176,9 +176,9 @@ def from_text(text: str) -> GatewayError:
 def from_status(status: int, text: str) -> GatewayError:
     """Return the error for the status code and text of a failed RPC.
 
-    The text is not searched, but only its beginning is compared with `_DEAD` (Triton's text for a
-    dead model process). The text may quote the request, and a client that writes "is not found"
-    must not make the model unavailable for others.
+    Only the beginning of the text is compared, with `_DEAD` (Triton's text for a dead model
+    process). The rest is not searched, because it may quote the client's request. Otherwise, a
+    client could write Triton's text into a prompt, and the model would count as unavailable.
     """
     if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
         return EngineUnavailable(_UNAVAILABLE)

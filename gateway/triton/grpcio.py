@@ -1,4 +1,4 @@
-"""Transport that uses grpc.aio in the same way as tritonclient, as the reference for tests."""
+"""Transport on grpc.aio, the library that tritonclient uses. Tests compare `http2` with it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _OPTIONS = [
 _NOT_SENT = "Internal error from Core"
 _NO_CONNECTION = "failed to connect to all addresses; last error: "
 _COPY_BYTES = 1 << 20
-# Seconds after which a replaced channel is closed. This is longer than any call, because every call
-# has its own timeout.
+# Seconds after which a replaced channel is closed. No call on the channel takes this long, because
+# every call has a shorter timeout.
 _REPLACED_GRACE_S = 86_400.0
 
 T = TypeVar("T")
@@ -179,8 +179,8 @@ class _Call(Generic[T]):
     ) -> None:
         """Wrap a started call.
 
-        `abandoned` is the transport's set of tasks, to which this call adds its own task if it is
-        abandoned. The task reads the call to its end.
+        `abandoned` is the transport's set of tasks for abandoned calls. The method `abandon` adds a
+        task to this set. The task reads the remaining responses and ignores them.
         """
         self._call = call
         self._parse = parse
@@ -223,10 +223,11 @@ class _Call(Generic[T]):
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        # Cancel the call if a task waits in a read, because only the cancellation ends the wait.
+        # Do not read the call to its end if another task is waiting in a read. Cancel the call
+        # instead, because only this ends the wait of the other task.
         if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
-            # A finished call was ended by the server, except if grpc.aio cancelled it together with
-            # the task that was reading it.
+            # If the call has finished, the server has ended it, with one exception: grpc.aio
+            # cancels a call when the task that reads it is cancelled.
             by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
@@ -276,8 +277,9 @@ def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
 def _raise_if_disconnected(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Return a context manager that raises EngineUnreachable if `disconnect` has cancelled a call.
 
-    Such a call raises CancelledError, like a call that the caller has cancelled itself. `by`
-    returns True in the latter case; the CancelledError is then not replaced.
+    A call raises CancelledError in three cases: `disconnect` or the caller has cancelled the call,
+    or the current task was cancelled. Only in the first case, EngineUnreachable is raised instead.
+    `by` must return True in the second case.
     """
     try:
         yield
@@ -295,8 +297,8 @@ def _disconnected_error() -> EngineUnreachable:
 def _join(request: Message) -> bytes:
     """Join all chunks of a message. Call this in a thread.
 
-    Each chunk is first copied in parts of 1 MiB, because a single copy of 132 MB would hold the GIL
-    for 60 ms or more. `bytes.join` then releases the GIL, because all parts are of type `bytes`.
+    Copying 132 MB at once would hold the GIL for 60 ms or more. Therefore, the chunks are first
+    copied to `bytes` objects of 1 MiB. `bytes.join` releases the GIL while it joins such objects.
     """
     message_bytes(request)
     return b"".join(

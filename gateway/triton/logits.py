@@ -70,7 +70,7 @@ def token_logprobs(
 
 
 def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
-    """Yield the logits of each token as float32. Only one row at a time is copied."""
+    """Yield the logits of each token as float32. Only one token's logits are copied at a time."""
     kind = np.dtype(FLOATS[datatype])
     for start in range(0, len(raw), vocabulary * kind.itemsize):
         row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
@@ -78,7 +78,7 @@ def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
-    """Return a function that computes the log probabilities for some of the logits in `logits`."""
+    """Return a function that converts any selection of these `logits` to log probabilities."""
     largest = logits.max()
     work = logits - largest
     np.exp(work, out=work)
@@ -91,10 +91,12 @@ def _find_likeliest(
 ) -> list[tuple[int, float]]:
     """Return (token id, log probability) for the `count` largest logits, largest first.
 
-    If logits are equal, the lower id comes first. To save time, the logits are divided into blocks,
-    and the maximum of each block is computed. At least `count` logits reach the `count`-th largest
-    of these maxima, so all smaller logits are ignored. With 128,256 logits, this takes 1/16 of the
-    time of `np.argpartition`.
+    If logits are equal, the lower id comes first.
+
+    To save time, only a few logits are sorted. The logits are divided into blocks, and the maximum
+    of each block is computed. The `count`-th largest of these maxima is a threshold. At least
+    `count` logits reach the threshold, so all smaller logits are ignored. With 128,256 logits, this
+    takes 1/16 of the time of `np.argpartition`.
     """
     count = min(count, len(logits))
     block = min(_MAX_BLOCK_LOGITS, len(logits) // (4 * count))

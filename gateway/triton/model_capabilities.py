@@ -45,9 +45,9 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-# Parameter for the interval at which a model checks if its gRPC call was cancelled. A model that
-# declares this parameter stops the request when the call is cancelled. The core models of all
-# releases declare it, and this project's own BLS model and GPT core model.
+# Parameter with the interval at which a model checks if its gRPC call was cancelled. A model that
+# declares this parameter stops the request when the call is cancelled. The parameter is declared by
+# the core models of all releases, and by this project's own BLS model and GPT core model.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
 # Inputs for words, which the preprocessing model of an ensemble converts to token ids.
 _WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
@@ -92,7 +92,7 @@ class LlmapiModel:
         streams: True if the model sends a streamed answer token by token. Releases without support
             for adapters (TensorRT-LLM 1.2) send the complete answer when it ends.
         polls_ended: True if the model may check for a cancellation after the final response to a
-            streamed request. NVIDIA's model does so, which crashes Triton 2.51.
+            streamed request. NVIDIA's model does this check, and it crashes Triton 2.51.
     """
 
     streams: bool = True
@@ -101,7 +101,7 @@ class LlmapiModel:
 
 @dataclass(frozen=True, slots=True)
 class StopModel:
-    """The model to which stop requests are sent: its name in Triton and its inputs."""
+    """Name in Triton and inputs of the model to which stop requests are sent."""
 
     name: str
     inputs: Inputs
@@ -121,16 +121,21 @@ class ModelCapabilities:
             cannot stream.
         restates_prompt: True if a non-streaming response begins with the prompt.
         stop: the model that takes stop requests for this model; None if there is no such model.
-        passes_cancellation: True if the model stops the engine when the call is cancelled.
-        max_batch_size: number of sequences that the engine generates at once; None if unknown.
+        passes_cancellation: True if cancelling the call is known to stop the generation.
+        max_batch_size: maximum number of sequences that the engine generates at the same time; None
+            if unknown.
         max_seq_len, max_input_len: limits in tokens.
         engine_dir: the engine's folder on Triton's machine.
-        lora_dtype: declared data type of `lora_weights`; None if the model takes no weights.
-        lora_tp_size: the engine's tp_size; None if the engine's config.json is not readable.
-        lora_host_bytes: size in bytes of the adapter cache of one rank.
+        lora_dtype: data type of the input `lora_weights`; None if the model takes no adapter
+            weights.
+        lora_tp_size: the engine's tp_size; None if the model takes no adapter weights, or if the
+            engine's config.json is not readable.
+        lora_host_bytes: size in bytes of the adapter cache in host memory, for each tensor parallel
+            rank.
         guides: backend of guided decoding; None if guided decoding is not configured.
         vocab_size: number of logits for one token.
-        generation_logits, context_logits: True if the engine can return these logits.
+        generation_logits, context_logits: True if the engine can return the logits of generated
+            tokens, or of the prompt.
         logit_bytes: size in bytes of one logit of a prompt.
         tokens_per_block: number of tokens in one KV-cache block.
         fingerprint: id that changes with the model's configuration.
@@ -183,8 +188,8 @@ class ModelCapabilities:
     def takes_weights(self, dtype: Dtype | None, tp_size: int | None) -> bool:
         """Return True if adapter weights of this data type and tp_size fit the engine.
 
-        None means that a value is unknown, and counts as fitting. If the engine's own tp_size is
-        unknown, any `tp_size` counts as fitting.
+        An argument is None if its value is unknown. Unknown values count as fitting. If the
+        engine's own tp_size is unknown, any `tp_size` counts as fitting.
         """
         return dtype in (None, self.lora_dtype) and (
             tp_size is None or self.lora_tp_size in (None, tp_size)
@@ -192,9 +197,9 @@ class ModelCapabilities:
 
     @property
     def max_lora_bytes(self) -> int | None:
-        """Maximum size of one adapter's weights in bytes: the size of all ranks' adapter caches.
+        """Maximum size of one adapter's weights: total bytes of the adapter caches of all ranks.
 
-        None if the engine's config.json is not readable.
+        None if `lora_tp_size` is None.
         """
         return None if self.lora_tp_size is None else self.lora_host_bytes * self.lora_tp_size
 
@@ -225,9 +230,9 @@ def read_capabilities(
 
     `max_seq_len` and `vocab_size` are used if the engine's config.json is not readable.
 
-    Raise EngineUnavailable if the model cannot be used, for one of these reasons: tensors are
-    missing, the model belongs to another repository, or the length limit is unknown, because it is
-    neither in the engine's config.json nor in `max_seq_len`.
+    Raise EngineUnavailable in three cases: the model lacks a necessary tensor, the model belongs to
+    the llmapi repository, or neither the engine's config.json nor `max_seq_len` states a length
+    limit.
     """
     stop = stop_model(model, config)
     return _build_capabilities(
@@ -236,7 +241,7 @@ def read_capabilities(
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
-    """Return the core model if it takes stop requests. Return None if it does not support them."""
+    """Return the core model as a `StopModel`. Return None if it does not support stop requests."""
     inputs = read_inputs(config, CORE)
     return StopModel(model, inputs) if "stop" in inputs else None
 
@@ -261,9 +266,10 @@ def read_text_capabilities(
 ) -> ModelCapabilities:
     """Return the capabilities of a text model, from its `inference.ModelConfig`.
 
-    `core` is the ModelConfig of its core model; None if it cannot be read. Raise EngineUnavailable
-    for the same reasons as `read_capabilities`. Also raise it if it is unknown whether the model
-    repeats the prompt in a non-streaming answer.
+    `core` is the ModelConfig of the core model that the text model calls; None if it cannot be
+    read. Raise EngineUnavailable for the same reasons as `read_capabilities`. Also raise
+    EngineUnavailable if it is unknown whether the model repeats the prompt in a non-streaming
+    answer.
     """
     capabilities = _build_capabilities(
         model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
@@ -368,7 +374,7 @@ def is_speculative(core: Any) -> bool:
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
     """Return a boolean parameter of a text model, read by the same rules as in NVIDIA's models.
 
-    Return `default` if these models would take the value for neither true nor false.
+    Return `default` if the value is neither one of `_TRUE` nor one of `_FALSE`.
     """
     value = parameter(config, name).lower()
     words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -396,9 +402,10 @@ def _logit_bytes(config: Any) -> int:
 
 
 def _beam_width(config: Any, engine: EngineConfig) -> int:
-    """Return the maximum beam width, which is the smaller of the engine's and the model's limit.
+    """Return the maximum beam width, which is the smaller of two limits.
 
-    The model's limit is 1 if it is not configured. The engine's limit is ignored if it is unknown.
+    The model's limit is its parameter `max_beam_width`, or 1 if this is not set. The engine's limit
+    is ignored if it is unknown.
     """
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
@@ -422,9 +429,10 @@ def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
 def loses_lora(config: Any) -> bool:
     """Return True if a model passes `lora_task_id` to the engine in a wrong shape.
 
-    NVIDIA's BLS models before v0.19 do so. BLS models of all releases declare `lora_task_id` with a
-    reshape, and must undo it. Only models with inputs for guided decoding do this, such as this
-    project's BLS model for v0.17.
+    NVIDIA's BLS models before v0.19 do so: they declare `lora_task_id` with a reshape, and do not
+    undo this reshape before they call the engine. BLS models since v0.19, and this project's BLS
+    model for v0.17, undo the reshape. These models are recognised by their inputs for guided
+    decoding.
     """
     if config.platform == "ensemble":
         return False
@@ -434,14 +442,14 @@ def loses_lora(config: Any) -> bool:
 
 
 def _passes_cancellation(config: Any) -> bool:
-    """Return True if a model stops its requests to the engine when the call is cancelled.
+    """Return True if a model stops the generation when the gateway's call to it is cancelled.
 
-    Such a model declares the interval at which it checks for a cancellation. NVIDIA's BLS models
-    never check. Stop requests do not work with these models either, because their requests to the
-    engine have no id (up to v0.17) or a random id (since v0.19).
+    Such a model declares the interval at which it checks for a cancellation. NVIDIA's BLS models do
+    not check for a cancellation, and stop requests do not work with them either: the requests that
+    they send to the engine have no id (up to v0.17) or a random id (since v0.19).
 
-    The result is False for an ensemble, because Triton 2.51 does not pass a cancellation on to an
-    ensemble's steps.
+    The result is False for an ensemble, because Triton 2.51 does not pass the cancellation of an
+    ensemble's call on to the ensemble's steps.
     """
     return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 

@@ -131,7 +131,7 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
 RENAMED: tuple[tuple[str, ...], ...] = tuple(
     sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
 )
-"""Names of each input that releases of `inflight_batcher_llm` have renamed, oldest name first."""
+"""All names of each input that `inflight_batcher_llm` has ever renamed, oldest name first."""
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
@@ -167,13 +167,13 @@ def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> I
 def names_outputs(config: Any) -> bool:
     """Return True if requests to a model should name the outputs that they need.
 
-    Return False for a Python model. NVIDIA's Python models may return more outputs than a request
-    names: `batch_index` for batched requests, and all statistics if one was requested. Triton's
+    Return False for a Python model. NVIDIA's Python models may return outputs that the request does
+    not name: `batch_index` for batched requests, and all statistics if one was requested. Triton's
     Python backend (2.51) frees these additional outputs without holding the GIL, which sooner or
     later crashes the model's process.
 
-    Return True for a C++ model. A request that names no outputs asks for all outputs. Releases
-    v0.10 to v0.13 would then send zeros in the outputs that are not needed.
+    Return True for a C++ model. If a request names no outputs, the model returns all outputs.
+    Releases v0.10 to v0.13 would then send zeros in the outputs that the gateway does not need.
     """
     return bool(config.backend != "python")
 

@@ -22,10 +22,10 @@ NUMBERS: Mapping[str, str] = {
 
 
 def float32(values: npt.NDArray[Any], datatype: str) -> npt.NDArray[np.float32]:
-    """Convert numbers of a tensor to float32. They were read with the numpy type in `FLOATS`.
+    """Convert the numbers of a tensor to float32.
 
-    numpy has no BF16 type, so BF16 numbers were read as uint16. A BF16 number is the upper half of
-    an FP32 number.
+    `values` must have the numpy type that `FLOATS` gives for `datatype`. BF16 numbers are therefore
+    uint16, because numpy has no BF16 type. A BF16 number is the upper half of an FP32 number.
     """
     if datatype == "BF16":
         return (values.astype("<u4") << 16).view("<f4")

@@ -54,9 +54,9 @@ class ModelFile:
         instance_count: total number of instances in all instance groups; 0 if the file has no
             instance group.
         instance_kinds: the kinds of the instance groups, such as KIND_CPU.
-        holes: names of placeholders `${name}` outside strings. Triton cannot parse such a file.
-            Here, a field with such a placeholder has the value 0, and `decoupled` has the value
-            True.
+        holes: names of placeholders `${name}` outside strings. Triton cannot parse a file with such
+            placeholders. `read_pbtxt` reads each of these placeholders as 0, or as True in the
+            field `decoupled`.
     """
 
     name: str

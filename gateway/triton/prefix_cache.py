@@ -2,13 +2,13 @@
 
 An engine caches keys and values in blocks of tokens. A prompt can reuse a cached block if all its
 tokens up to the end of this block are the same. The engine evicts the least recently used blocks
-first. This module stores hashes of prompt prefixes, and also drops the least recently used first.
-To save time, only some prefixes of a prompt are hashed: from six blocks on, each hashed prefix is
-about one sixth longer than the previous prefix.
+first. This module stores hashes of prompt prefixes, and drops the least recently used hashes first,
+too. To save time, only some prefixes of a prompt are hashed: all prefixes of up to 12 blocks, and
+then prefixes that are each about one sixth longer than the previous prefix.
 
-The engine reports how many tokens of each prompt were cached. If there are fewer than expected, the
-engine has evicted a prefix. All prefixes that were not confirmed after this prefix then count as
-evicted, too.
+The engine reports how many tokens of each prompt were cached. If this number is smaller than
+expected, the engine has evicted the prefix that was expected to be cached. Then all prefixes that
+were last confirmed as cached before this prefix count as evicted, too.
 
 Python's hash function for bytes is used, which depends on a secret key of the process. A client can
 therefore not construct a prompt that has the hash of another prompt.
@@ -28,7 +28,7 @@ from gateway.generation.engine_request import Generation
 _BLOCK_BYTES = 4 * 32
 """Assumed block size in bytes: 32 token ids of 4 bytes each.
 
-It also fits prompts that are hashed as text, because an English token has about 4 bytes."""
+This size also fits prompts that are hashed as text, because an English token has about 4 bytes."""
 _STEP_DIVISOR = 6
 _MAX_BLOCKS = 2**16
 # Maximum number of hashes of all tenants together; they take 2.5 MiB. A prompt of 2,000 tokens has
@@ -53,8 +53,8 @@ class ExpectedReuse(NamedTuple):
 
     Attributes:
         tokens: number of prompt tokens that were expected to be cached.
-        mark: sequence number of the last answer that confirmed the expected prefix as cached; 0 or
-            less if no answer has confirmed it.
+        mark: sequence number of the last answer that confirmed these tokens as cached; 0 or less if
+            no answer has confirmed them.
     """
 
     tokens: float = 0.0
@@ -66,7 +66,8 @@ class PromptPrefixes:
     """Hashed prefixes of one prompt.
 
     Attributes:
-        tenant: tenant whose own cache estimate is used; "" for the estimate that tenants share.
+        tenant: tenant for whom `PrefixCache` has separate estimates; "" for the estimates that
+            several tenants share.
         tokens: number of tokens of the prompt.
         hashes: hashes of the prefixes, the shortest prefix first.
         tokens_per_byte: average number of tokens per hashed byte.
@@ -83,8 +84,8 @@ class PromptPrefixes:
 def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
     """Return the hashed prefixes of a generation's prompt.
 
-    The prompt's token ids are hashed, or its text if only text is sent. The hashes depend on the
-    LoRA adapter, too, because an engine's cached keys and values do.
+    The prompt's token ids are hashed, or its text if only text is sent. The hashes also depend on
+    the LoRA adapter, because the engine can reuse cached blocks only with the same adapter.
     """
     text = None if None in generation.forms.values() else generation.text
     data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
@@ -107,7 +108,9 @@ class _TenantHashes:
     Attributes:
         marks: for each hash, the sequence number of the last answer that confirmed the prefix as
             cached, or `_UNCONFIRMED`. The least recently used hash is first.
-        floor: a hash whose number is from 1 to `floor` counts as evicted from the engine.
+        floor: sequence number of an answer. Prefixes that were last confirmed by this answer or by
+            an earlier answer count as evicted from the engine. Unconfirmed prefixes do not count as
+            evicted.
     """
 
     marks: dict[int, int]
@@ -144,8 +147,7 @@ class PrefixCache:
     def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
         """Record that the prompt is sent to the engine now.
 
-        Return the number of tokens that are expected to be cached, as an argument for
-        `record_answer`.
+        Return the expected reuse of cached tokens. Pass this result to `record_answer` later.
         """
         hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:
@@ -155,8 +157,9 @@ class PrefixCache:
             known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
         mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
-        # Store the longest prefix first, because hashes are evicted in the order in which they were
-        # stored. A prefix is needed for all longer prefixes, so it must not be evicted before them.
+        # Store the longest prefix first, because the hashes that were stored first are evicted
+        # first. Without its shorter prefixes, a longer prefix is useless, so the shorter prefixes
+        # must be evicted later.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
             marks[key] = _UNCONFIRMED
@@ -175,8 +178,9 @@ class PrefixCache:
             prefixes: the prompt's prefixes.
             expected: the result of `record_sent`.
             reused: number of prompt tokens that the engine found in its cache; None if it was not
-                reported. Up to a quarter less than expected is tolerated, because the engine's
-                block size may differ, and the number of tokens of a text is estimated.
+                reported. The expected prefix counts as evicted if this is less than three quarters
+                of the expected number. Smaller differences are ignored, because the engine's block
+                size may differ, and the number of tokens of a text is estimated.
         """
         known = self._tenants.get(prefixes.tenant)
         if known is None:

@@ -35,7 +35,7 @@ class PromptStream(TokenStream):
     _logits_reader: PromptLogitsReader
 
     async def logprobs(self) -> list[TokenLogprob]:
-        """Return a `TokenLogprob` for each token of the prompt. The first has no log probability.
+        """Return a `TokenLogprob` for each prompt token. The first token has no log probability.
 
         Raise GatewayError if the engine fails, and TimeoutError at the deadline.
         """
@@ -54,7 +54,7 @@ class PromptStream(TokenStream):
 
 
 class PromptLogitsReader:
-    """Reader of responses from a stream of byte chunks. It computes log probabilities from logits.
+    """Reader of a stream of byte chunks. The logits in the responses become log probabilities.
 
     `entries` has the log probabilities of the prompt's tokens; None if no logits were received.
     """

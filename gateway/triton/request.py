@@ -27,7 +27,7 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 # Protobuf keys of the length-delimited fields 3 (id) and 7 (raw_input_contents) of
 # ModelInferRequest.
 _ID, _CONTENTS = bytes([3 << 3 | 2]), bytes([7 << 3 | 2])
-# Packers for one value by Triton's data type, little-endian and without padding.
+# Encoders for one little-endian value, by Triton's data type.
 _ONE = {
     "BOOL": struct.Struct("<?"),
     "INT32": struct.Struct("<i"),
@@ -37,14 +37,14 @@ _ONE = {
     "FP32": struct.Struct("<f"),
 }
 # Minimum size in bytes of tensor contents that are sent as a separate chunk instead of being copied
-# into the request. It is the size of an HTTP/2 frame. Shorter contents are copied into a frame
-# anyway.
+# into the request. It is the size of an HTTP/2 frame. For shorter contents, separate chunks would
+# save nothing, because the transport copies short contents into a frame in any case.
 _LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
 
 class InferRequest(NamedTuple):
-    """A serialized ModelInferRequest as chunks to be sent in this order, and its id."""
+    """A serialized ModelInferRequest, and the request's id. `pieces` has the bytes in chunks."""
 
     id: str
     pieces: Message
@@ -60,7 +60,8 @@ class RequestPart(NamedTuple):
     Attributes:
         tensors: serialized declarations of the inputs and outputs.
         contents: serialized values of the inputs, in chunks.
-        long: True if some chunks are long. Requests share these chunks without copying them.
+        long: True if some chunks of `contents` have at least `_LONG_BYTES` bytes. Such chunks are
+            not copied into the requests that use them.
     """
 
     tensors: bytes
@@ -126,7 +127,7 @@ class RequestBuilder:
         return self.has(logical) and not self._inputs[logical].optional
 
     def scalar(self, logical: LogicalInput, value: int | float) -> None:
-        """Add one number or boolean, of shape [1, 1]; [1] if the model is not batched."""
+        """Add one number or boolean, of shape [1, 1]; [1] if `batched` is False."""
         tensor, contents, pack, limit = _scalar(*self._get_input(logical), (*self._lead, 1))
         self._tensors.append(tensor)
         self._contents += (contents, pack(int(value) & limit if limit else value))
@@ -213,7 +214,7 @@ def _head(model: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-# This cache is larger than the others, because its keys include the prompt's length.
+# This cache is larger than the others: its keys contain shapes, and so the lengths of prompts.
 @lru_cache(maxsize=4096)
 def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     request = pb.ModelInferRequest()

@@ -24,7 +24,7 @@ class _QueuedUpload:
     """A request that waits for a slot to upload an adapter."""
 
     until_loading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Timeout that ends the wait when another request starts the upload."""
+    """Timeout that ends the wait for a slot when another request starts to upload this adapter."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -69,13 +69,14 @@ class Residency:
     ) -> AsyncExitStack | None:
         """Wait until the adapter is in the engine's cache, or until the caller may upload it.
 
-        Return None if the adapter is in the cache. Otherwise, return the upload slot, already
-        entered. The caller must then exit the slot when the weights are sent, and afterwards call
-        either `mark_loaded` or `mark_not_loaded`.
+        Return None if the adapter is in the cache. Otherwise, the caller must upload the adapter,
+        and the result is a context manager that holds the upload slot. The caller must exit it when
+        the weights are sent, and afterwards call either `mark_loaded` or `mark_not_loaded`.
 
-        For each tenant, one request waits for an upload slot. The first of these requests that gets
-        a slot uploads the adapter, and all other requests wait for this upload. A tenant therefore
-        never waits for another tenant's uploads of other adapters.
+        If several tenants need the same adapter, one request of each tenant waits for an upload
+        slot. The first of these requests that gets a slot uploads the adapter. All other requests
+        for the adapter wait for this upload. A tenant therefore never waits for another tenant's
+        uploads of other adapters.
         """
         while task_id not in self._resident:
             by_tenant = self._queued.get(task_id, {})
@@ -100,7 +101,7 @@ class Residency:
     async def _enter_before_others(
         self, task_id: int, tenant: str, upload_slot: Awaitable[object]
     ) -> bool:
-        """Enter the upload slot. Return False if another request has started the upload instead."""
+        """Wait for an upload slot. Return False if another request started the upload meanwhile."""
         queued = _QueuedUpload()
         self._queued.setdefault(task_id, {})[tenant] = queued
         try:
@@ -120,7 +121,7 @@ class Residency:
         return True
 
     def upload_cause(self, task_id: int) -> UploadCause:
-        """Return why the adapter is not in the engine's cache and must be uploaded."""
+        """Return the reason why the adapter is not in the engine's cache and must be uploaded."""
         return self._causes.get(task_id, "first_use")
 
     def mark_loaded(self, task_id: int) -> None:

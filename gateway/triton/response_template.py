@@ -25,8 +25,9 @@ _ID = struct.Struct("<i")
 class ResponseTemplate:
     """Layout of the responses of a stream that have one token each.
 
-    The layout consists of the position of the token id and of the bytes that are equal in all these
-    responses: the bytes before the token id, and the field with `sequence_length`.
+    Two ranges of bytes are equal in all these responses: the bytes before the token id, and the
+    field with `sequence_length`. The layout consists of these bytes, their positions, and the
+    position of the token id.
     """
 
     def __init__(self, data: bytes, id_at: int, length_at: int, length_end: int) -> None:

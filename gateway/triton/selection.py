@@ -1,7 +1,7 @@
 """Selection of the model in Triton that generates the answers.
 
-It is either the core model, which takes and returns token ids, or a text model: an ensemble or a
-BLS model, which takes and returns text and calls the core model.
+The selected model is either the core model or a text model. The core model takes and returns token
+ids. A text model, an ensemble or a BLS model, takes and returns text, and calls the core model.
 
 See decision 062 in docs/decisions.
 """
@@ -51,7 +51,7 @@ class ModelPreferences:
         max_seq_len: maximum length in tokens, if the engine's config.json is not readable.
         vocab_size: number of tokens, if the engine's config.json is not readable.
         mode: value of GATEWAY_TRITON_MODE.
-        text_model: name of the text model. None for the ensemble, or for the BLS model if the
+        text_model: name of the text model. None to use the ensemble, or the BLS model if the
             ensemble cannot be used.
         tokens_per_block: block size in tokens of the KV cache, for an llmapi model, which does not
             report it.
@@ -202,7 +202,7 @@ async def _read_text_model(
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
-    # Use non-streaming answers only if it is known whether they begin with the prompt.
+    # Use non-streaming answers only if it is known whether the model repeats the prompt in them.
     is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
@@ -217,8 +217,8 @@ def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
 def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
     """Return True if preprocessing adds special tokens to a prompt.
 
-    If this is not configured, return the default of the release, which is True since v0.10. These
-    releases are recognised by their new inputs.
+    If this is not configured, return the default of the model's release: True since v0.10, and
+    False before. v0.10 and later are recognised by inputs that older releases do not have.
     """
     if preprocessing is None:
         return True

@@ -1,11 +1,14 @@
 """Detection of lost servers by their missed polls.
 
 A server that does not answer a poll may be lost. It may also be busy: a server that loads a model
-or lacks CPU time answers late. So one missed poll does not mean that the server is lost. If all
-tokens stop at the same time, the silence is "sudden", because a busy server would still send tokens
-or answer polls. A server with a sudden silence counts as lost after 4 seconds instead of 9. This
-rule applies only while another replica answers. If no replica answers, this machine or the network
-may be the cause, and no replica could take over the requests.
+or lacks CPU time answers late. So one missed poll does not mean that the server is lost. A server
+usually counts as lost after 9 seconds without answers and without tokens.
+
+A silence is "sudden" if the server sent tokens just before a poll, but sends none during the poll
+and does not answer it. A busy server would still send tokens or answer polls, so a suddenly silent
+server counts as lost after 4 seconds. This rule applies only while another replica answers. If no
+replica answers, this machine or the network may be the cause, and no replica could take over the
+requests.
 
 See decisions 004 and 081 in docs/decisions.
 """
@@ -15,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SILENCE_S = 10.0
-"""Minimum silence in seconds after which a request's timeout counts as a failure of the engine.
+"""Seconds without any response after which the engine is blamed for a request's timeout.
 
-An engine is silent while no request gets a response from it. After a shorter silence, the timeout
-may have another cause: a client may set a deadline that no engine can meet.
+If any request has got a response more recently, the timeout may have another cause: a client may
+set a deadline that no engine can meet.
 """
 
 _MAX_UNANSWERED_POLLS = 3
@@ -46,8 +49,8 @@ class Silence:
 
         `received` is True if any request got a response since the start of the last poll.
         """
-        # Include the poll interval before the last one, because no token may fall into a single
-        # interval although the server sends tokens.
+        # Look at the last two intervals between polls, because a working server may send no token
+        # in a single interval.
         self._was_receiving = received or self._received
         self._received = received
 
@@ -65,10 +68,10 @@ class Silence:
 
     @property
     def is_sudden(self) -> bool:
-        """True if all tokens stopped when the poll was missed, and another replica answers."""
+        """True if the silence is "sudden" (see the module), and `replaceable` returns True."""
         return self._was_receiving and self.suspect and self.replaceable()
 
     @property
     def is_lost(self) -> bool:
-        """True if `_MAX_UNANSWERED_POLLS` polls in succession were missed without any token."""
+        """True if `_MAX_UNANSWERED_POLLS` consecutive polls got neither an answer nor a token."""
         return self._unanswered >= _MAX_UNANSWERED_POLLS

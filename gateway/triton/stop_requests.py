@@ -25,8 +25,8 @@ _ANSWER_TIMEOUT_S = 2.0
 # Pauses in seconds before the stop request is repeated. In this time, the engine can stop a request
 # that it knows, even if many requests are aborted at the same time.
 _PAUSES_S = (0.25, 0.5, 1.0)
-# Pause in seconds between the reset of the stream and the last stop request. In this time, a
-# running ensemble passes the request to the core model.
+# Pause in seconds between the reset of the stopped request's stream and the last stop request. In
+# this time, a running ensemble passes the request to the core model.
 _AFTER_RESET_S = 0.5
 
 
@@ -41,14 +41,15 @@ class StopRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send a stop request in a new task, and repeat it until the stopped request has ended.
+        """Send a stop request in a new task.
 
-        The stop request is repeated a few times only.
+        Repeat the stop request until the stopped request has ended, at most a few times. Send it
+        only once to an llmapi model.
 
         Args:
             request: the stop request.
             stopping: reports when the engine has released the stopped request.
-            model: capabilities of the model whose request is to be stopped.
+            model: capabilities of the model that runs the request that should be stopped.
         """
         task = asyncio.get_running_loop().create_task(self._stop(request.data, stopping, model))
         self._tasks.add(task)
@@ -58,9 +59,9 @@ class StopRequests:
         over = asyncio.Event()
         stopping.add_listener(lambda _: over.set())
         await self._send(request)
-        # Do not repeat the stop request for an llmapi model, because this model processes a request
-        # and its stop request in order. Besides, `stopping` may never end, because TensorRT-LLM 1.2
-        # does not end the stream of the stopped request.
+        # Send only one stop request to an llmapi model. This model processes a request and its stop
+        # request in order, so the stop request cannot come too early. Besides, the end of the
+        # stopped request may never be reported, because TensorRT-LLM 1.2 does not end its stream.
         if model.llmapi is not None:
             return
         for pause_s in _PAUSES_S:
@@ -71,8 +72,9 @@ class StopRequests:
                 break
             await self._send(request)
         if model.text is not None:
-            # Wait until the stream has ended or was reset. After a reset, a running ensemble may
-            # still pass the request to the core model, so send the stop request once more.
+            # Wait until the stopped request's stream has ended or was reset. After a reset, a
+            # running ensemble may still pass this request to the core model. So send the stop
+            # request once more.
             await over.wait()
             if stopping.seconds is None:
                 await asyncio.sleep(_AFTER_RESET_S)

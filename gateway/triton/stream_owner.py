@@ -1,4 +1,4 @@
-"""Interfaces of an engine and of its running requests, by which they use each other."""
+"""Protocols of an engine for its requests (`StreamOwner`) and of a request for its engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class OpenStream(Protocol):
     """Methods of a running streaming request that its engine uses."""
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the first response came before `then` and the next one has not come.
+        """Return True if the first response came before `then`, and no response is unread now.
 
-        `then` is in seconds of the event loop's clock.
+        Such a stream waits for its next response. Return False after the final response. `then` is
+        in seconds of the event loop's clock.
         """
 
 
@@ -29,7 +30,7 @@ class StreamOwner(Protocol):
     residency: Residency
     on_upload: Callable[[AdapterUpload], None]
     has_received: bool
-    """Flag that each request sets when it gets a response. The server then counts as alive."""
+    """True if a request has got a response since the last poll began. Requests set this flag."""
     received_at: float
     """Time at which a poll last found `has_received` True, in seconds of the event loop's clock."""
     single_responses: int
@@ -37,7 +38,7 @@ class StreamOwner(Protocol):
     streams: set[OpenStream]
     """The running requests that get a stream of responses."""
     draining: bool
-    """True while the gateway shuts down. The shutdown is then the reason of aborted requests."""
+    """True while the gateway shuts down. Requests are then aborted with the reason "shutdown"."""
 
     def record_token(self) -> None:
         """Record that a request has received a token."""
@@ -50,8 +51,8 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """Send a request, and return a stream of its serialized responses.
 
-        `by` is a time in seconds of the event loop's clock. Raise TimeoutError if there is no
-        connection at this time, and GatewayError if connecting fails.
+        Raise GatewayError if connecting fails. Raise TimeoutError if the connection is not ready
+        at the time `by`, in seconds of the event loop's clock.
         """
 
     async def open_pieces(
@@ -60,9 +61,9 @@ class StreamOwner(Protocol):
         """Send a request like `open`, and return a stream of the received bytes in chunks."""
 
     def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send a stop request, and repeat it a few times until the stopped request has ended.
+        """Send a stop request. Repeat it until the stopped request has ended, at most a few times.
 
-        `request` is the stop request, and `stopping` reports the end of the stopped request.
-        `model` has the capabilities of the model whose request is to be stopped. Cancelling the
-        caller does not cancel the stop request.
+        Send only one stop request to an llmapi model. `request` is the stop request, and `stopping`
+        reports the end of the stopped request. `model` has the capabilities of the model that runs
+        this request. Cancelling the caller does not cancel the stop request.
         """

@@ -1,11 +1,13 @@
 """Requests to embedding and ranking models in Triton, and decoding of their responses.
 
-Such a model takes rows of texts or token ids, and returns a row of numbers for each.
+Such a model takes rows of texts or token ids, and returns a row of numbers for each input row.
 `TensorMapping` names the model's tensors. Shapes, data types and the maximum batch size are read
-from the model's configuration. The first dimension of each tensor is the batch dimension. If Triton
-does the batching, the shapes in the configuration do not include the batch dimension. If the model
-itself does the batching (`max_batch_size` is 0), it is the first dimension in the configuration. If
-that dimension has a fixed size, a request has only one row.
+from the model's configuration.
+
+The first dimension of each tensor is the batch dimension. If Triton does the batching, the shapes
+in the configuration do not include the batch dimension. If the model itself does the batching
+(`max_batch_size` is 0), the shapes in the configuration begin with the batch dimension. If the
+configuration gives this dimension a fixed size, each request has only one row.
 
 numpy (20 MiB) is loaded only if there is such a model.
 """
@@ -34,7 +36,7 @@ Rows: TypeAlias = "npt.NDArray[np.float32]"
 _MAX_ANSWER_BYTES = 1 << 20
 """Maximum bytes of numbers in one response, unless the response has only one row.
 
-The limit is necessary because a response is processed at once in the event loop."""
+The limit is necessary because processing a response blocks the event loop."""
 _ASSUMED_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
@@ -69,7 +71,7 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMapping:
-    """A `TensorMapping` with what the model's configuration says about its tensors.
+    """A `TensorMapping`, completed with shapes and data types from the model's configuration.
 
     Attributes:
         rows: maximum number of rows in one request.

@@ -27,7 +27,7 @@ _TINY = 1e-6
 _MAX_PARTS, _MAX_PART_BYTES = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
-# Output with the number of reused KV-cache blocks, one INT32. It is used for `EngineStats`.
+# Output with one INT32, the number of reused KV-cache blocks, from which `EngineStats` is made.
 _REUSED_BLOCKS = "kv_cache_reused_blocks"
 # Inputs that a stop request needs besides `stop`. Without them, Triton refuses the request.
 _NEEDED_TO_STOP: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
@@ -46,8 +46,8 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
 def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
     """Return the serialized inputs for the generation's options.
 
-    All inputs except the prompt, the maximum number of tokens and the seed are options. Most
-    requests have the same options, so the result is cached.
+    The prompt, the maximum number of tokens and the seed differ between requests. The options are
+    all other inputs. They are the same in most requests, so the result is cached.
     """
     params = generation.params
     if params.guide is not None or params.logit_bias:
@@ -111,8 +111,8 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
     return build.part
 
 
-# Cache the result: a request may have 128 choices with the same bias, which takes half a megabyte
-# for a usual vocabulary.
+# Cache the result, because a request may have 128 choices with the same bias. For a usual
+# vocabulary, one result takes half a megabyte.
 @lru_cache(maxsize=4)
 def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
     """Return one FP32 value for each token of the vocabulary: the token's bias, or 0."""
@@ -156,8 +156,9 @@ def engine_stats(
 ) -> EngineStats | None:
     """Return the statistics in a response.
 
-    Return None if the response has no statistics, or if the number of reused blocks is 0. The
-    engine also reports 0 before it has started the request, so 0 may not be the final number.
+    Return None if the response has no statistics, or if the number of reused blocks is 0. Before
+    the engine has started the request, it also reports 0, so a later response may have another
+    number.
     """
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
@@ -187,9 +188,9 @@ def beam_deltas(
 
 
 def context_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
-    """Return a request for the logits of the prompt, which also generates one token.
+    """Return a request for the logits of the prompt. The engine also generates one token.
 
-    It is non-streaming, because each streamed response would repeat the logits.
+    The request is non-streaming, because each streamed response would repeat the logits.
     """
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
@@ -206,10 +207,12 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
     If neither top_k nor top_p were sent, the engine would decode greedily, so at least one of them
     is always sent. A top_p of 1 samples from the complete distribution.
 
-    Greedy decoding is sent as a top_k of 1, because some releases sample at temperature 1 if only a
-    temperature of 0 is sent. If `logprobs` is True, greedy decoding is sent as a top_p of almost 0
-    instead. The engine normalises log probabilities within the top k tokens, so with a top_k of 1
-    they would all be 0. It does not normalise them within the top p tokens.
+    Greedy decoding is sent as a top_k of 1. A temperature of 0 alone would not suffice, because
+    some releases then sample at temperature 1.
+
+    If `logprobs` is True, greedy decoding is sent as a top_p of almost 0 instead. With a top_k of
+    1, all log probabilities would be 0, because the engine normalises log probabilities within the
+    top k tokens. The engine does not normalise them within the top p tokens.
     """
     params = generation.params
     if params.greedy and logprobs:
@@ -254,11 +257,11 @@ def stop_request(model: StopModel, request_id: str) -> InferRequest:
     return build.request
 
 
-# Cache the result: a request may have 128 choices with the same stop words, which may take half a
-# megabyte.
+# Cache the result, because a request may have 128 choices with the same stop words. One result may
+# take half a megabyte.
 @lru_cache(maxsize=2)
 def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
-    """Return stop words or bad words as the engine's [2, N] matrix, flattened.
+    """Return stop words or bad words as the engine's [2, N] matrix, flattened row by row.
 
     The first row has the token ids of all words, one word after the other. The second row has the
     end of each word (the index after its last id), padded with -1. Do not modify the result,
@@ -316,8 +319,8 @@ def token_delta(
 def _logprobs_from_logits(
     raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
 ) -> list[TokenLogprob]:
-    # Import here, in the thread for logits. numpy (20 MiB) is then loaded only if it is needed, and
-    # without blocking the event loop.
+    # Import numpy (20 MiB) only here, where it is needed. This function runs in the thread for
+    # logits, so the import does not block the event loop.
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
     params = generation.params
@@ -363,5 +366,5 @@ def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
 
 
 def _count_restated(capabilities: ModelCapabilities, generation: Generation) -> int:
-    """Return the number of prompt ids at the beginning of a non-streaming response."""
+    """Return the number of prompt ids that a non-streaming response repeats at its beginning."""
     return len(generation.prompt_ids) if capabilities.restates_prompt else 0

@@ -39,7 +39,8 @@ def text_request(
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
-        # Always send an end id. Without an end id, preprocessing uses its tokenizer's own end id.
+        # Always send an end id, even if no token may end the answer (`_NEVER`). Without an end id
+        # in the request, preprocessing would use its tokenizer's own end id.
         build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
     if text.stop and build.has("stop_words"):
         build.texts("stop_words", text.stop)
@@ -93,8 +94,9 @@ class TextReader:
     def _count(self, text: str) -> int:
         """Return the number of tokens to count for a response with `text`.
 
-        A response without text stands for a token that has no text, except if it is the last
-        response. It is therefore counted later, when another response follows.
+        An empty response usually means that the engine has generated a token without text. But the
+        last response may be empty without any token. So an empty response counts as a token only
+        when another response follows.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))
@@ -110,8 +112,8 @@ class TextReader:
     def _take_new(self, text: str) -> str:
         """Return the new part of the complete text so far, without an incomplete last character.
 
-        Return "" if the text is not longer than the previous text: a BLS model sends empty texts
-        after a stop word.
+        Return "" if the text is not longer than the previous text. This happens after a stop word,
+        when a BLS model sends empty texts.
         """
         text = text.rstrip(_REPLACEMENT)
         added = text[len(self._seen) :]

@@ -76,10 +76,11 @@ class TokenStream(EngineCall):
             )
         elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
-        # True if responses have only token ids. Later responses are then read with a template.
+        # True if responses have only token ids, so that all responses after the first can be read
+        # with a template.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # A response as (serialized, parsed), from which the template for later responses will be
-        # made. The template is made only when the next response is read.
+        # The last response in serialized and in parsed form, if no template has been made yet. When
+        # the next response is read, the template is made from this response.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
         # The function that gets the deltas after the first one.
@@ -105,9 +106,9 @@ class TokenStream(EngineCall):
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
         """Call `take` with each delta after the first one, until the answer ends.
 
-        If `take` returns False, return after all deltas that have arrived together were passed to
-        it. `take` is called directly when bytes are received, so it must not block. Tokens that
-        arrived together may be combined in one delta.
+        If `take` returns False, return, but first call `take` with all other deltas that have
+        arrived at the same time. `take` is called directly when bytes are received, so it must not
+        block. Tokens that arrived together may be combined in one delta.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
@@ -126,8 +127,8 @@ class TokenStream(EngineCall):
             raise self._ended_early_error()
 
     def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
-        # If several texts arrived together, read only the last one: each is the complete text so
-        # far.
+        # If several responses arrived together, read only the text of the last response. Each
+        # response has the complete text so far.
         self._engine.has_received = True
         take = self._take
         more, found = True, None

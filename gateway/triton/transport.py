@@ -66,8 +66,8 @@ class ResponseStream(Protocol[T_co]):
         """Call `take` with serialized responses until it returns False.
 
         Responses that arrived together are passed in one call. `take` may be called directly when
-        bytes are received, which saves a task switch per response. Raise an error of `take`, or the
-        same errors as `read`.
+        bytes are received, which saves a task switch per response. If `take` raises an exception,
+        raise the same exception. Otherwise raise the same errors as `read`.
 
         Return True if `take` has returned False, and False at the end of the stream.
         """
@@ -120,7 +120,7 @@ class Transport(Protocol):
 
         Raises:
             GatewayError: connecting has failed.
-            TimeoutError: there is no connection at the time `by`.
+            TimeoutError: the connection is not ready at the time `by`.
         """
 
     async def pieces(
@@ -164,7 +164,7 @@ _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueD
 
 
 def _load_client_tls(files: ClientFiles) -> ClientTls:
-    """Load the certificates. Raise OSError if a file cannot be read, or changes meanwhile."""
+    """Load the certificates. Raise OSError if a file cannot be read or changes during the call."""
     context, content = files.load()
     context.set_alpn_protocols(["h2"])
     return ClientTls(context, *content)

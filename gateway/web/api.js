@@ -1,5 +1,5 @@
-// The gateway's API, as both pages ask it. The key is a variable of this page and nothing else:
-// it is in no storage, no address and no cookie, and is gone when the page is.
+// Client of the gateway's API, for both pages. The key is only in a variable of this page: never in
+// browser storage, a URL or a cookie. It is lost when the page is closed or reloaded.
 
 export const BASE = new URL("v1/", document.baseURI);
 
@@ -10,10 +10,10 @@ let asking = null;
 export const hasKey = () => key !== "";
 export const setKey = (given) => (key = given.trim());
 
-// `ask(reason)` resolves to a key, or to null where none is given.
+// `ask(reason)` resolves to a key, or to null if the user enters none.
 export const whenKeyIsMissing = (ask) => (askForKey = ask);
 
-// What the API, or the way to it, has refused.
+// An error response of the API, or of a proxy before it. Status 0: no response.
 export class ApiError extends Error {
   constructor(status, { message, param = null, code = null, retryAfter = null }) {
     super(message);
@@ -21,7 +21,7 @@ export class ApiError extends Error {
   }
 }
 
-// The answer to a request, whatever its form, with `sentAt`. Raises ApiError, and AbortError where `signal` says so.
+// Returns the Response to a request, with the time `sentAt`. Throws ApiError, or AbortError after `signal`.
 export async function ask(path, { method = "GET", body, headers = {}, signal } = {}) {
   for (;;) {
     const used = key;
@@ -29,9 +29,9 @@ export async function ask(path, { method = "GET", body, headers = {}, signal } =
     if (response.ok) return response;
     const error = await refusal(response);
     if (response.status !== 401) throw error;
-    if (!used) error.message = "This server needs a key; whoever runs it gives you one.";
+    if (!used) error.message = "This server needs a key; its operator can give you one.";
     if (!askForKey) throw error;
-    // Another request may have been given one meanwhile.
+    // Another request may have asked for a key meanwhile.
     if (key === used && !(await keyFor(error))) throw error;
   }
 }
@@ -54,7 +54,7 @@ async function sent(path, { method, body, headers, signal }) {
   }
 }
 
-// One question at a time, however many requests wait for it.
+// Asks for a key once, even if several requests need one.
 async function keyFor(error) {
   asking ??= askForKey(error.message).finally(() => (asking = null));
   const given = await asking;
@@ -68,14 +68,14 @@ async function refusal(response) {
   try {
     return new ApiError(response.status, { ...JSON.parse(text).error, retryAfter: retry });
   } catch {
-    // Something between the gateway and here has answered.
+    // Not the gateway's format: a proxy has answered.
     return new ApiError(response.status, { message: text.slice(0, 300) || response.statusText });
   }
 }
 
 export const lost = () => new ApiError(0, { message: "The connection was lost before the end." });
 
-// The events of a stream, each with its name (or "message") and its data as text.
+// Yields the events of a stream, each with its name ("message" by default) and its data as text.
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -101,12 +101,12 @@ export async function* eventsOf(response) {
   }
 }
 
-// An error in plain words: what happened, and what may be done.
+// Describes an error for the user: what happened, and what to do.
 export function inWords(error) {
   if (!(error instanceof ApiError)) return `Something went wrong in this page: ${error.message}`;
   const said = error.message;
-  const told = /try again in/i.test(said); // refusals by a limit say it themselves
-  const wait = error.retryAfter && !told ? ` Try again in ${error.retryAfter} s.` : "";
+  const hasWait = /try again in/i.test(said); // errors about limits name the time already
+  const wait = error.retryAfter && !hasWait ? ` Try again in ${error.retryAfter} s.` : "";
   if (error.status === 401) return `${said} Give a key under Key, at the top.`;
   if (error.status === 429) return `A limit of this key is reached. ${said}${wait}`;
   if (error.status === 503) return `The server cannot take this now. ${said}${wait}`;

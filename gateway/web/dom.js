@@ -1,6 +1,6 @@
-// Elements are made of text and other elements, never of markup.
+// Builds elements from text and other elements, never from markup.
 
-// What `el` is given as a property; everything else is an attribute.
+// Settings that `el` assigns as properties; all others are attributes.
 const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "textContent", "htmlFor"]);
 
 // el("button", {class: "button", onclick: run}, "Run") -> HTMLButtonElement
@@ -14,14 +14,14 @@ export function el(tag, settings = {}, ...children) {
     else if (name === "data") Object.assign(made.dataset, value);
     else made.setAttribute(name, value);
   }
-  // One by one: there may be more than a call takes as arguments.
+  // One by one: there may be more children than a call can have arguments.
   for (const child of children.flat()) if (child !== null && child !== undefined) made.append(child);
   return made;
 }
 
 export const $ = (selector, within = document) => within.querySelector(selector);
 
-// One stroke each, on a field of 24 by 24.
+// One path each, in a view box of 24 by 24.
 const ICONS = {
   add: "M12 5v14M5 12h14",
   chevron: "m6 9 6 6 6-6",
@@ -54,24 +54,24 @@ export function icon(name) {
   return svg;
 }
 
-// Puts an icon into every element of a page that names one: <button data-icon="stop">.
+// Adds an icon to each element that names one: <button data-icon="stop">.
 export function drawIcons(within = document) {
-  for (const place of within.querySelectorAll("[data-icon]")) {
-    place.prepend(icon(place.dataset.icon));
-    delete place.dataset.icon;
+  for (const node of within.querySelectorAll("[data-icon]")) {
+    node.prepend(icon(node.dataset.icon));
+    delete node.dataset.icon;
   }
 }
 
-// A button whose icon says what it does to those who see it, and its label to those who hear it.
+// A button with an icon, and a label for screen readers.
 export function iconButton(name, label, run, kind = "small") {
   const settings = { type: "button", class: `button icon-only ${kind}`, "aria-label": label };
   return el("button", { ...settings, title: label, onclick: run }, icon(name));
 }
 
-// Enter in `area` sends its form; Shift+Enter begins a line.
+// Enter in `area` submits its form; Shift+Enter starts a new line.
 export function sendOnEnter(area) {
   area.addEventListener("keydown", (event) => {
-    // While characters are composed (Chinese, Japanese), Enter chooses one.
+    // In an input method (Chinese, Japanese), Enter selects a character.
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     area.form.requestSubmit();
@@ -80,20 +80,20 @@ export function sendOnEnter(area) {
 
 let status;
 
-// Says `text` once to who hears the page, at the next pause: for ends, not for every step.
+// Announces `text` to screen readers. Use it for results, not for every step.
 export function announce(text) {
   if (!status) document.body.append((status = el("div", { class: "aloud", role: "status" })));
   status.textContent = "";
   setTimeout(() => (status.textContent = text), 60);
 }
 
-const copied = new WeakSet(); // buttons that say so now
+const copied = new WeakSet(); // buttons that show the check mark now
 
 export async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    copyTheOldWay(text); // a page from plain HTTP has no other, and browsers may refuse it elsewhere
+    copyTheOldWay(text); // pages from plain HTTP have no clipboard API, and browsers may refuse it
   }
   announce("Copied.");
   if (copied.has(button)) return;

@@ -1,9 +1,9 @@
-// Markdown within a line: text -> nodes. What a model writes is a stranger's text: it becomes text
-// nodes, and elements of the few kinds below. Links lead to http and https; pictures are not loaded.
+// Inline Markdown: text -> nodes. A model's text is untrusted: it becomes text nodes, and a few types
+// of elements. Links may only lead to http and https; pictures are not loaded.
 
 import { el } from "./dom.js";
 
-// Beyond these it is shown as it stands: nesting costs time and depth, and nobody writes so much.
+// Above these limits the text is shown unformatted: nesting costs time and stack depth, and real text stays below.
 const MOST_TEXT = 20_000;
 const MOST_RUNS = 400;
 const MOST_ADDRESS = 2_000;
@@ -23,18 +23,18 @@ export function link(address, ...children) {
   return el("a", settings, ...children);
 }
 
-// The address of a link if it may be followed, else null.
+// Returns the URL of a link if it is http or https, else null.
 export function followable(address) {
   try {
     const url = new URL(address);
     return url.protocol === "https:" || url.protocol === "http:" ? url.href : null;
   } catch {
-    return null; // relative: to what?
+    return null; // a relative URL has no meaning here
   }
 }
 
 class Line {
-  // Parts are strings, nodes, or runs of * _ ~ that may still become emphasis.
+  // Parts are strings, nodes, or runs of * _ ~ that may become emphasis later.
   constructor(text) {
     this.text = text;
     this.at = 0;
@@ -107,7 +107,7 @@ class Line {
     this.at = target.end;
   }
 
-  // The address behind `](`, and where its parenthesis ends.
+  // Returns the URL after `](`, and the index after its closing parenthesis.
   target(from) {
     const rest = this.text.slice(from, from + MOST_ADDRESS);
     let depth = 0;
@@ -160,21 +160,21 @@ class Line {
   }
 }
 
-// Where runs of backticks begin, by their length.
+// Maps the length of runs of backticks to the indexes where such runs start.
 function ticksOf(text) {
-  const places = new Map();
+  const starts = new Map();
   for (const found of text.matchAll(/`+/g)) {
     const length = found[0].length;
-    if (!places.has(length)) places.set(length, []);
-    places.get(length).push(found.index);
+    if (!starts.has(length)) starts.set(length, []);
+    starts.get(length).push(found.index);
   }
-  return places;
+  return starts;
 }
 
 const isRun = (part) => part.character !== undefined && !(part instanceof Node);
 const KINDS = { "*1": "em", "_1": "em", "*2": "strong", "_2": "strong", "~2": "del" };
 
-// `parts` with pairs of runs around what they emphasize replaced by elements.
+// Replaces each pair of runs, and the parts between them, by an element.
 function emphasized(parts) {
   const done = [];
   for (const part of parts) {

@@ -3,12 +3,12 @@
 import { hasKey, setKey, whenKeyIsMissing } from "./api.js";
 import { el, iconButton } from "./dom.js";
 
-// What can stand in a header.
+// Characters that are allowed in a header.
 const FITS = /^[\x21-\x7e]+$/;
 
 let opened = null;
 
-// Resolves to the key that is given, or to null.
+// Resolves to the entered key, or to null.
 export function askKey(reason = "") {
   opened ??= show(reason).finally(() => (opened = null));
   return opened;
@@ -27,7 +27,7 @@ function show(reason) {
     el("div", { class: "field" },
       el("label", { for: "key-input" }, "Your key"), input,
       el("p", { id: "key-hint", class: "hint" },
-        "Kept in this page's memory alone: a reload forgets it."), wrong),
+        "Stored only in this page's memory: a reload forgets it."), wrong),
     el("div", { class: "actions" },
       hasKey() ? el("button", { class: "button danger", type: "button", onclick: forget }, "Forget it") : null,
       el("button", { class: "button", type: "button", onclick: close }, "Cancel"),
@@ -57,8 +57,8 @@ function show(reason) {
   });
 }
 
-// Has every request of this page that is refused for want of a key ask for one. `button` does too,
-// and calls `given()` behind a new one.
+// Opens this dialog for requests that are refused because they have no valid key, and for `button`.
+// If the user enters a key after pressing `button`, calls `given()`.
 export function useKeys(button, given) {
   whenKeyIsMissing(askKey);
   button.addEventListener("click", async () => {

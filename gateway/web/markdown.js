@@ -1,12 +1,12 @@
-// Markdown, as it is written: what has ended is drawn once, and only what still grows again.
+// Markdown of a growing text: complete blocks are drawn once, and only the last block is drawn again.
 
 import { copyText, el, icon } from "./dom.js";
 import { inline } from "./inline.js";
 
-const DEEPEST = 8; // lists in quotes in lists
+const DEEPEST = 8; // maximum nesting of lists and quotes
 const MOST_COLUMNS = 64;
 
-// None of these may try a place in a run of spaces or marks more than once.
+// Each expression must match in linear time: no backtracking within a run of spaces or marks.
 const FENCE = /^ {0,3}(`{3,}|~{3,}(?!~))([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
@@ -14,7 +14,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:( {1,4})(?=\S)|[ \t]+|$)/;
 const BLANK = /^\s*$/;
 
-// Draws into `root`; call `update` with all of the text so far, whenever there is more.
+// Draws into `root`. Call `update` with the complete text so far whenever it has grown.
 export class Markdown {
   constructor(root) {
     this.root = root;
@@ -25,7 +25,7 @@ export class Markdown {
   reset() {
     this.root.replaceChildren();
     this.text = "";
-    this.begins = 0; // where the last block does, which may still grow
+    this.begins = 0; // start of the last block, which may still grow
     this.last = null;
   }
 
@@ -49,17 +49,17 @@ export class Markdown {
   }
 }
 
-// Whether a block only has more code than before, which is put where the former is.
+// Returns true if both are the same code block, and updates the text that is shown.
 function regrown(before, after) {
   if (before.kind !== "code" || after.kind !== "code" || before.language !== after.language) return false;
   const shown = before.node.querySelector("code").firstChild;
-  // What looked like the beginning of the closing fence may go again.
+  // Text that looked like the start of the closing fence may have been removed.
   if (after.text.startsWith(shown.data)) shown.appendData(after.text.slice(shown.length));
   else shown.data = after.text;
   return true;
 }
 
-// Lines -> blocks; `offset` is the place of a block's first line, in characters.
+// Lines -> blocks; `offset` is the index of a block's first character.
 function parse(lines, depth) {
   const blocks = [];
   let offset = 0;
@@ -87,7 +87,7 @@ function blockAt(lines, at, depth) {
   }
   if (depth < DEEPEST && ITEM.test(line)) return listAt(lines, at, depth);
   if (isTable(lines, at)) return tableAt(lines, at);
-  const end = endOf(lines, at + 1, (other, place) => !BLANK.test(other) && !interrupts(lines, place));
+  const end = endOf(lines, at + 1, (other, n) => !BLANK.test(other) && !interrupts(lines, n));
   const text = lines.slice(at, end).map((other) => other.trim()).join("\n");
   return [{ kind: "paragraph", text }, end];
 }
@@ -98,7 +98,7 @@ function endOf(lines, from, goesOn) {
   return end;
 }
 
-// Whether a line ends the paragraph before it.
+// Returns true if a line ends the paragraph before it.
 function interrupts(lines, at) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)) return true;
@@ -142,12 +142,12 @@ function listAt(lines, at, depth) {
   return [{ kind: "list", ordered, start: parseInt(first, 10), items }, next];
 }
 
-// Where an item ends whose own text is indented by `width`.
+// Returns the end of a list item whose text is indented by `width`.
 function itemEnd(lines, from, width) {
   let end = from;
   while (end < lines.length) {
     if (BLANK.test(lines[end])) {
-      // Blank lines belong to it where what follows them does.
+      // Blank lines belong to the item if the next text does.
       const after = endOf(lines, end, (line) => BLANK.test(line));
       if (after === lines.length || indentOf(lines[after]) < width) break;
       end = after;
@@ -182,7 +182,7 @@ function tableAt(lines, at) {
 }
 
 const DRAW = {
-  // Below the page's own headings.
+  // Heading levels below those of the page.
   heading: ({ level, text }) => el(`h${Math.min(level + 3, 6)}`, {}, inline(text)),
   paragraph: ({ text }) => el("p", {}, inline(text)),
   rule: () => el("hr"),
@@ -205,7 +205,7 @@ function draw(block) {
   return DRAW[block.kind](block);
 }
 
-// What is one paragraph stands in its item without one.
+// The first paragraph of a list item needs no <p>.
 function itemOf(blocks) {
   const [first, ...others] = blocks;
   if (first?.kind !== "paragraph") return blocks.map(draw);

@@ -1,15 +1,15 @@
-// Dark or light: as the system has it, until somebody chooses here.
+// Dark or light theme: the system's, until the user chooses one.
 
 import { $ } from "./dom.js";
 
-const KEPT = "gateway.theme";
+const STORAGE_KEY = "gateway.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
 
 function chosen() {
   try {
-    return localStorage.getItem(KEPT);
+    return localStorage.getItem(STORAGE_KEY);
   } catch {
-    return null; // a browser that keeps nothing
+    return null; // storage is disabled
   }
 }
 
@@ -21,16 +21,16 @@ function isDark() {
 const before = chosen();
 if (before === "dark" || before === "light") document.documentElement.dataset.theme = before;
 
-// A button that is pressed while the page is dark.
+// A toggle button, pressed while the page is dark.
 export function themeButton(button) {
   const show = () => button.setAttribute("aria-pressed", String(isDark()));
   button.addEventListener("click", () => {
     const theme = isDark() ? "light" : "dark";
     document.documentElement.dataset.theme = theme;
     try {
-      localStorage.setItem(KEPT, theme);
+      localStorage.setItem(STORAGE_KEY, theme);
     } catch {
-      // It lasts as long as the page, then.
+      // Storage is disabled: the choice lasts until the page is closed.
     }
     show();
   });

@@ -39,13 +39,13 @@ class Atom:
     Attributes:
         path: JSON path of the schema in the client's document.
         type: the type of the allowed values; None if `values` or `ref` is set, or for any type.
-        is_idle: True if the client's schema has neither the keyword `type` nor keywords that
-            restrict values of this type.
+        is_idle: True if the atom exists only because the client's schema has no keyword `type`:
+            none of the schema's keywords restricts values of this atom's type.
         values: the allowed values (enum or const); None if the values are not listed.
         ref: the reference (``$ref``); None without a reference.
         simple: keywords whose values are not schemas, such as maxLength.
         properties: schemas of the properties, by name.
-        names_some: True if the schema has the keyword `properties`, even with an empty object.
+        names_some: True if the schema has the keyword `properties`, even with the value ``{}``.
         required: names of required properties. With `ref`, these properties are required in
             addition to those of the referenced schema.
         additional: additionalProperties; None if the schema does not have this keyword.
@@ -93,7 +93,7 @@ def joined(one: Parts | None, other: Parts | None) -> Parts | None:
 
 
 def at_least(atoms: Iterable[Atom], required: tuple[str, ...]) -> list[Atom]:
-    """Return the atoms, with `required` added to the required properties of each object's atom."""
+    """Return the atoms, with `required` added to the required properties of atoms for objects."""
     return [
         replace(atom, required=tuple(dict.fromkeys(atom.required + required)))
         if atom.type == "object"

@@ -24,8 +24,8 @@ _OF_PARTS = {
 def in_common(one: Atom, other: Atom, enforcement: Enforcement) -> Atom | None:
     """Return an atom for the values that are valid for both atoms. Return None if there are none.
 
-    The atoms must not be references. Raise ValueError if no atom can represent the intersection.
-    If the schema is best effort (see `Enforcement`), leave out a keyword instead.
+    The atoms must not be references. If two keywords cannot be combined, one of them is left out in
+    a best-effort schema (see `Enforcement`). In another schema, ValueError is raised.
     """
     if one.is_any or other.is_any:
         return other if one.is_any else one
@@ -62,8 +62,8 @@ def _simple(one: Atom, other: Atom, enforcement: Enforcement) -> dict[str, Any]:
             found[keyword] = min(found[keyword], value)
         elif found[keyword] != value:
             if keyword == "format":
-                # Drop `format` if the schemas have different formats: a format is only an
-                # annotation, and it is unknown which format the client needs.
+                # Drop `format` if the two schemas have different formats. No compiler can enforce
+                # both, and in the JSON Schema standard a format is only an annotation.
                 del found[keyword]
                 continue
             why = f"{keyword} beside another {keyword} is not supported"
@@ -111,10 +111,11 @@ def _item(atom: Atom, index: int) -> Parts | None:
 
 
 def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
-    """Return True if a value is, or may be, valid for an atom.
+    """Return False if a value is certainly invalid for an atom.
 
-    The atom must not be a reference. Raise ValueError if a keyword is not supported here. If the
-    schema is best effort (see `Enforcement`), leave out the keyword instead.
+    The atom must not be a reference. Some keywords, such as `properties` and `pattern`, are not
+    evaluated here. In a best-effort schema (see `Enforcement`), such a keyword is left out, and an
+    invalid value may be accepted. In another schema, ValueError is raised.
     """
     if atom.is_any:
         return True

@@ -35,7 +35,7 @@ The first constant is for bounds with at most one decimal, the second for other 
 _FORMATS_US = {"ipv6": 31_000, "email": 14_000, "uri": 13_000, "hostname": 5_000, "uuid": 2_000}
 """Microseconds to compile each string with this format, in addition to `Costs.format_us`."""
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
-"""Microseconds to compile a range of numbers. The index is the number of digits of the bound."""
+"""Microseconds to compile a range of numbers, by the number of digits of its larger bound."""
 
 
 def costs_of(schema: Any, costs: Costs) -> Counter[str]:
@@ -79,10 +79,10 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
 
 
 def open_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds to compile the names of properties that a schema does not list.
+    """Return the microseconds to compile the names of an object's additional properties.
 
-    Return 0 if the schema does not allow additional properties. Otherwise, the grammar must exclude
-    the listed names from the names of additional properties, which takes time.
+    Return 0 if the schema does not allow additional properties. Their names may be any text except
+    the names in `properties`, and excluding these names takes time.
     """
     if schema.get("additionalProperties", False) is False:
         return 0
@@ -110,7 +110,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
         factor = 3.5
         has_tenths = all(round(bound, 1) == bound for bound in bounds)
         least = _TENTHS_US if has_tenths else _FRACTIONS_US
-    # Count a range with negative and positive numbers as two ranges that start at 0.
+    # A range with negative and positive numbers is compiled as two ranges, below and above 0.
     is_both = (not lower or lower[0] < 0) and (not upper or upper[0] > 0)
     digits = [_digits(bound) for bound in bounds]
     found = sum(map(_digits_cost, digits)) if is_both else _digits_cost(max(digits))
@@ -132,7 +132,7 @@ def _digits_cost(digits: int) -> float:
 
 def length_cost(schema: dict[str, Any], costs: Costs) -> float:
     """Return the microseconds to compile minLength and maxLength of a schema."""
-    # Limit both lengths, because a Python integer may be too large for a float.
+    # Limit both lengths. A client's integer may be too large to be converted to a float.
     least, most = min(int(schema.get("minLength", 0)), _MAX_US), schema.get("maxLength")
     if most is not None and costs.length_form != "keywords":
         return lengths.pattern_cost(least, int(most), costs.length_form)

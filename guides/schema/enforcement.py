@@ -1,7 +1,7 @@
 """Handling of keywords that no compiler enforces.
 
-A schema with such a keyword is refused, unless the schema is best effort. Best-effort schemas are
-those that the caller of `Enforcement` selects. In these schemas, the keyword is left out instead.
+A schema with such a keyword is refused, unless it is a best-effort schema. In a best-effort schema,
+the keyword is left out instead. `Enforcement` gets the JSON paths of the best-effort schemas.
 
 See decision 020 in docs/decisions.
 """
@@ -17,19 +17,21 @@ from guides.schema.keywords import refuse, step
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
-# Minimum microseconds of a bound that may be left out. A cheaper bound would save too little time.
+# Minimum compile time, in microseconds, of a bound (such as maxLength) that may be left out.
+# Leaving out a cheaper bound would save too little time.
 _MIN_BOUND_COST_US = 500
 
 Bound = tuple[float, str]
-"""A bound of a schema: the microseconds that it costs to compile, and the schema's JSON path."""
+"""A bound, such as maxLength: its compile time in microseconds, and its schema's JSON path."""
 
 
 class Enforcement:
     """Policy for keywords that cannot be enforced.
 
     In schemas below the JSON paths `best_effort`, such a keyword is left out and reported. In other
-    schemas, the keyword is refused. Leaving out a keyword must only widen a schema: each value that
-    was valid with the keyword must be valid without it.
+    schemas, the keyword is refused. Without the keyword, the schema must allow at least the values
+    that it allows with the keyword. The only exception is additionalProperties, for which the
+    object may be closed instead.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class Enforcement:
     def is_too_heavy(self, cost: float, path: str) -> bool:
         """Return True if a bound of the schema at `path` must be left out to save compile time.
 
-        `cost` is the bound's compile time in microseconds. If the bound may be left out, also
-        record it in `bounds`.
+        `cost` is the bound's compile time in microseconds. The method also adds the bound to
+        `bounds`, unless the bound is too cheap or its schema is not best effort.
         """
         if cost < _MIN_BOUND_COST_US or not self.is_best_effort(path):
             return False

@@ -67,9 +67,9 @@ def refuse(path: str, what: str) -> NoReturn:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield (keys from the schema, subschema) of the direct subschemas.
+    """Yield each direct subschema of a schema as a pair (keys, subschema).
 
-    Malformed subschemas are skipped.
+    The keys lead from the schema to the subschema. Malformed subschemas are skipped.
     """
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if isinstance(value, list) and (keyword in _HOLDERS or keyword == "items"):
@@ -87,10 +87,10 @@ def pointer(keys: list[str | int]) -> str:
 
 
 def inspect(schema: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a keyword of a schema has an invalid value. `path` is its JSON path."""
+    """Raise ValueError if a keyword of the schema at `path` has an invalid value."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
-            found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"
+            found = f"found {_shown(value)}" if _is_short(value) else "found something else"
             refuse(path, f"{keyword}: {found}; allowed: {expected[1]}")
 
 

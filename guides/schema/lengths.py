@@ -1,10 +1,10 @@
 """Patterns for strings of limited length, as a faster replacement of minLength and maxLength.
 
-For these keywords, xgrammar builds a chain of rules, one for each character, and matches the
-complete vocabulary with each rule. This takes 7 ms per character with 32,000 tokens. An optional
-group is a single rule, even if it is repeated. A length of up to 100 characters, for example, is
-therefore written as up to four blocks of 20 characters, which are compiled once, followed by up to
-20 single characters.
+For these keywords, xgrammar makes a rule for each character, and matches the complete vocabulary
+with each rule. With 32,000 tokens, this takes 7 ms per character. xgrammar compiles an optional
+group only once, even if the group is repeated. The patterns therefore repeat an optional group of
+many characters, called a block. A length of up to 100 characters, for example, becomes up to four
+blocks of 20 characters, and up to 20 single characters.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _RUN = 4
 _MIN_BLOCK_CHARS, _MAX_BLOCK_CHARS = 8, 32
 _MAX_BLOCKS = 16
 _LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_900, 4_800
-"""Microseconds to compile one character of a pattern.
+"""Microseconds to compile one character of a pattern, by the character's part of the pattern.
 
-The four constants are for: required characters of a pattern without optional characters, required
-characters before optional characters, characters in a block, and characters after the blocks.
+The first two constants are for required characters: in a pattern without optional characters, and
+in a pattern with optional characters. The third is for a character of the block, however often the
+block is repeated. The fourth is for a character after the blocks.
 """
-# Maximum number of repetitions for which xgrammar makes a copy of the character class for each one.
+# Maximum count of a repetition, as in `[a-z]{128}`, that xgrammar expands to copies of the class.
 _MAX_UNROLLED = 128
 _CLASS_US, _LONG_CLASS_US = 1_900, 0.3
 
@@ -54,8 +55,8 @@ class _Split(NamedTuple):
         return _BLOCK_US * (self.size if self.blocks else 0) + _REST_US * self.rest
 
 
-# Largest length in cost estimates, far above the accepted lengths. Longer lengths are estimated as
-# this length, because a Python integer could be too large for a float.
+# Limit of lengths in cost estimates, far above the accepted lengths. A larger length is replaced by
+# the limit, because a client's integer may be too large to be converted to a float.
 _MAX_WEIGHED = 10**6
 
 
@@ -65,8 +66,8 @@ def _split(characters: int) -> _Split:
     found = [_Split(0, 0, characters)]
     smallest = max(_MIN_BLOCK_CHARS, isqrt(2 * characters))
     for size in range(min(smallest, _MAX_BLOCK_CHARS - 3), _MAX_BLOCK_CHARS + 1):
-        # Leave at least size - 1 characters after the blocks, for the lengths between two multiples
-        # of `size`.
+        # Leave at least size - 1 single characters after the blocks. Otherwise, a text whose length
+        # is not a multiple of `size` would not always match.
         blocks = max(0, (characters - size + 1) // size)
         if blocks <= _MAX_BLOCKS:
             found.append(_Split(size, blocks, characters - blocks * size))

@@ -9,7 +9,7 @@ from guides.schema.atom import NOTHING, Atom, forbids
 from guides.schema.enforcement import Enforcement
 from guides.schema.reading import Reader
 
-# Maximum number of properties in dependentRequired. Each one doubles the number of alternatives.
+# Maximum number of properties in dependentRequired. Each property doubles the alternatives.
 _MAX_NEEDS = 4
 
 
@@ -53,8 +53,8 @@ def with_names(atom: Atom, reader: Reader) -> Atom:
 def variants(atom: Atom, enforcement: Enforcement) -> Iterator[Atom]:
     """Yield alternatives of an object's atom, without dependentRequired.
 
-    If a property requires other properties, one alternative forbids this property. Another
-    alternative requires this property and the other properties.
+    dependentRequired says that a property `a` requires other properties. This becomes two
+    alternatives: one without `a`, and one in which `a` and the other properties are required.
     """
     needs = dict(atom.needs)
     properties, required = dict(atom.properties), dict.fromkeys(atom.required)

@@ -15,13 +15,13 @@ from guides.schema.common import fits, in_common
 from guides.schema.enforcement import STRICT, Enforcement
 from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step, unsupported
 
-# Maximum number of schemas and pairs of alternatives that a `Reader` processes (`Reader.spend`).
-# Combining schemas multiplies their alternatives, and the branches of oneOf are compared in pairs.
+# Limit of a `Reader`'s work. `Reader.spend` counts each schema that is read, and each pair of
+# alternatives that are combined or compared. A small document can need very many such pairs.
 _MAX_STEPS = 50_000
 MAX_DEPTH = 100
 _MAX_DEPTH_APART = 4
-# Keywords through which other schemas may allow properties or items. If such a keyword is left out,
-# unevaluatedProperties and unevaluatedItems cannot be enforced.
+# Keywords that may allow more properties or items than the schema itself lists. If such a keyword
+# is left out, unevaluatedProperties and unevaluatedItems cannot be enforced.
 _NAMING = frozenset(
     {
         *("$ref", "$dynamicRef", "$recursiveRef", "if", "dependentSchemas", "contains"),
@@ -142,7 +142,8 @@ class Reader:
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if schema.get(keyword) is False:
                     self.enforcement.leave_out(path, keyword)
-            # Allow other properties, because a keyword that was left out may allow them.
+            # Allow all additional properties: the keyword that was left out may allow some that are
+            # unknown here.
             found = [_opened(atom) for atom in self._followed(found, within)]
         elif ends:
             found = [
@@ -154,7 +155,7 @@ class Reader:
     def _enforced(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
         """Return the schema without keywords that cannot be enforced.
 
-        Raise ValueError for such a keyword, except in best-effort schemas.
+        Raise ValueError if the schema has such a keyword and is not best effort.
         """
         found = dict(unsupported(schema, self.backend))
         if not found:
@@ -208,10 +209,10 @@ class Reader:
         return atom
 
     def _one_of(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> list[Atom]:
-        """Return the alternatives of oneOf, read as anyOf.
+        """Return the alternatives of oneOf, read as if it were anyOf.
 
-        This is correct only if no value is valid for two branches. If a value might be valid for
-        two branches, raise ValueError. In a best-effort schema, report oneOf as left out instead.
+        The two keywords differ for values that are valid for two branches. If there may be such a
+        value, raise ValueError. In a best-effort schema, report oneOf as left out instead.
         """
         branches = [self._read(each, within) for each in listed(schema, "oneOf", path)]
         idle = [self._idle(each, within) for each in branches]
@@ -234,8 +235,9 @@ class Reader:
                 # Read oneOf as anyOf if the schema is best effort; otherwise this call raises.
                 self.enforcement.leave_out(path, "oneOf", why)
                 break
-        # Restore the number of keywords in `_NAMING` that were left out. The comparison has also
-        # read the schemas of properties, whose keywords do not concern this schema's properties.
+        # Restore the number of left-out keywords in `_NAMING`. The comparison has also read the
+        # schemas of the objects' properties. Keywords that were left out there do not affect the
+        # unevaluatedProperties of this schema.
         self._naming_left_out = before
         return [atom for each in branches for atom in each]
 
@@ -243,9 +245,9 @@ class Reader:
         return {atom.type for atom in self._followed(atoms, within) if atom.is_idle}
 
     def _tagged(self, atom: Atom, tag: str, within: tuple[str, ...]) -> Atom:
-        """Return an atom of a oneOf branch that requires the discriminator property `tag`.
+        """Return an atom of a oneOf branch, with the discriminator `tag` as a required property.
 
-        If the branch's objects do not have the property, return the atom unchanged.
+        If the atom's objects do not have the property, return the atom unchanged.
         """
         there = list(self._followed([atom], within))
         if all(each.type != "object" or tag in each.properties for each in there) and any(
@@ -305,9 +307,9 @@ def _opened(atom: Atom) -> Atom:
 def _own(schema: dict[str, Any], path: str) -> list[Atom]:
     """Return one atom for each type, with the keywords that restrict the type.
 
-    If the schema has no `type`, the types that no keyword restricts become idle atoms. Idle atoms
-    are left out in the end, unless another schema restricts their type. xgrammar also treats a
-    schema with only `properties` as an object.
+    If the schema has no `type`, there is an atom for each JSON type. An atom is idle if no keyword
+    restricts its type. `Reader.alternatives` drops the atoms that are still idle when all schemas
+    are combined. A schema with only `properties` therefore means an object, as in xgrammar.
     """
     types = schema.get("type")
     if types is None:

@@ -36,10 +36,10 @@ def rewrite(document: Any, backend: Backend, ref: str = "#") -> Schema:
 
 
 def write(reader: Reader, ref: str = "#") -> Schema:
-    """Return the schema at `ref` in the reader's document, rewritten as `rewrite` does.
+    """Return the schema at `ref` in the reader's document, in the form that `rewrite` describes.
 
-    Keywords that the reader leaves out as best effort are not enforced, so the result may allow
-    more values.
+    The reader may leave out keywords of best-effort schemas. The result then allows more values
+    than the schema.
     """
     return _Writer(reader).write(ref)
 
@@ -74,7 +74,7 @@ class _Writer:
         return {**written, "$defs": defs} if defs else written
 
     def _check_references(self, written: Schema, defs: dict[str, Schema]) -> None:
-        """Raise ValueError for a schema that refers to itself as an alternative.
+        """Raise ValueError for a schema that has itself as an alternative, through references.
 
         Releases of xgrammar up to 0.1.18 overflow the stack on such a schema, as they do on a
         left-recursive rule (`guides.ebnf_xgrammar`).
@@ -220,7 +220,8 @@ class _Writer:
         cost = open_cost(written, self._enforcement.costs)
         has_enough = atom.simple.get("minProperties", 0) <= len(properties)
         if has_enough and self._enforcement.is_too_heavy(cost, atom.path):
-            # Close the object, which only excludes values that the schema allows.
+            # Allow no additional properties. The result then excludes some valid values, but does
+            # not allow invalid ones.
             self._enforcement.leave_out(atom.path, "additionalProperties")
             written["additionalProperties"] = False
         written |= atom.simple

@@ -20,7 +20,8 @@ _MAX_INTEGER = 2**63 - 1
 # Largest integer that JSON readers with double precision, such as JavaScript's, read exactly.
 _MAX_SAFE_INTEGER = 2**53 - 1
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 0, "exclusiveMaximum": 0}.keys()
-# Pattern that repeats a single character or character class.
+# Pattern that only repeats one character or class, such as `^[a-z]+$`. It can be combined with
+# minLength and maxLength, which become the counts of the repetition.
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[dws]|[A-Za-z0-9])([*+])\$", re.DOTALL)
 
 
@@ -61,9 +62,9 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
 
 
 def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -> dict[str, Any]:
-    """Return the keywords of a string's schema, without those that take too long to compile.
+    """Return the keywords `said` of a string's schema, without those that take too long to compile.
 
-    Only keywords of best-effort schemas are left out.
+    In schemas that are not best effort, no keyword is removed.
     """
     found = dict(said)
     lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in found]
@@ -106,8 +107,8 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
 def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
     """Return the bounds of a schema for integers as `minimum` and `maximum`.
 
-    Exclusive and fractional bounds become the nearest integers that they allow. Bounds outside of
-    the integers that JavaScript reads exactly are left out.
+    Exclusive and fractional bounds become the nearest integers that they allow. Bounds outside the
+    range in which JavaScript reads integers exactly are left out.
     """
     found = {key: value for key, value in said.items() if key == "multipleOf"}
     lows, highs = [], []
@@ -124,9 +125,9 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
     if highs:
         found["maximum"] = min(highs)
     if found.get("minimum", 0) <= found.get("maximum", math.inf):
-        # Drop bounds at or outside the limits of double precision: clients with double precision
-        # cannot read larger integers exactly. The library zod writes such bounds for each integer,
-        # and a compiler would take 50 ms for each pair of bounds.
+        # Drop a maximum of 2**53 - 1 or more, and a minimum of -(2**53 - 1) or less. Clients with
+        # double precision cannot read larger integers exactly, so the library zod writes these two
+        # bounds for each integer. A compiler would take 50 ms for the two.
         if found.get("minimum", 0) <= -_MAX_SAFE_INTEGER:
             del found["minimum"]
         if found.get("maximum", 0) >= _MAX_SAFE_INTEGER:

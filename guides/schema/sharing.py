@@ -17,8 +17,10 @@ from guides.schema.costs import format_cost, length_cost, pattern_cost, range_co
 _MIN_COST_US = 1_000
 
 OnPart = Callable[[str, dict[str, Any], float], dict[str, Any]]
-"""Function of a subschema's JSON text, the subschema, and its cost in microseconds. It returns the
-schema to write instead."""
+"""Callback that replaces a subschema.
+
+The arguments are the subschema's JSON text, the subschema, and its compile time in microseconds.
+"""
 
 
 def share(schema: Any, costs: Costs) -> Any:
@@ -58,7 +60,7 @@ def share(schema: Any, costs: Costs) -> Any:
 def _replace(schema: Any, costs: Costs, on_part: OnPart) -> Any:
     """Return the schema with each costly subschema replaced by the result of `on_part`.
 
-    `on_part` gets the subschema's JSON text and the subschema.
+    A subschema is costly if it takes `_MIN_COST_US` or more to compile.
     """
     if not isinstance(schema, dict):
         return schema

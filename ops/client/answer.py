@@ -16,7 +16,7 @@ PrintLine = Callable[[str], None]
 
 
 class AnswerPrinter:
-    """Collector of the responses to one request, which prints the generated texts and token ids.
+    """Printer of the texts and token ids in the responses to one request.
 
     `failed` is True after a response with an error.
     """
@@ -100,11 +100,11 @@ class AnswerPrinter:
             self._say(f"Output sequence: {ids}")
 
     def _is_requested(self, name: str) -> bool:
-        """Return True if the output `name` should be printed next to the text and the token ids.
+        """Return True if the output `name` is printed in addition to the text or the token ids.
 
-        Only log probabilities, statistics, finish reasons and logits are printed. If
-        --requested-outputs is given, the outputs that it does not name are skipped, because Python
-        models send them, too.
+        Such outputs are log probabilities, statistics, finish reasons and logits. If the option
+        --requested-outputs is given, other outputs than the requested are not printed. A Python
+        model may send them nevertheless.
         """
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
@@ -112,7 +112,7 @@ class AnswerPrinter:
         return name in (*LOG_PROBS, *STATISTICS, *REASONS) or name.endswith("_logits")
 
     def _generated_ids(self, index: int) -> list[int]:
-        """Return the generated ids of a sequence, without the prompt if the response repeats it."""
+        """Return the generated ids of a sequence. If they begin with the prompt, remove it."""
         ids = self._ids[index]
         restated = not (self._question.streaming or self._question.exclude_input)
         if restated and ids[: len(self._prompt_ids)] == self._prompt_ids:

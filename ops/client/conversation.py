@@ -63,8 +63,8 @@ async def _converse(
     async def stop() -> None:
         nonlocal cancelled
         await asyncio.sleep(question.stop_after_ms / 1000)
-        # With the llmapi repository, cancel the RPC in addition to the stop request. In
-        # TensorRT-LLM 1.2, the stream of a stopped request never ends by itself.
+        # With the llmapi repository, send the stop request and also cancel the RPC: TensorRT-LLM
+        # 1.2 never ends the stream of a stopped request.
         cancelled = question.by_cancel or model.llmapi
         if not question.by_cancel:
             await _request_stop(core, request_id, answer, say)

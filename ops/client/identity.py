@@ -25,9 +25,10 @@ Inputs = Mapping[str, Sequence[Sequence[float]]]
 
 
 class NotIdentical(Exception):
-    """A response is an error, lacks rows, or has a row that does not start with the row's prompt.
+    """A response to a batch is an error, or not as expected.
 
-    The message is the model's error message, or states the rows that were received.
+    A response must have a row for each prompt, and the row must start with the prompt. The message
+    is the model's error message, or describes the unexpected rows.
     """
 
 
@@ -127,8 +128,8 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
                 raise NotIdentical(reply.error)
             ids, index = reply.array("output_ids"), reply.array("batch_index")
             if ids is not None:
-                # Store rows by their index: with in-flight batching, Triton sends a row when it is
-                # complete.
+                # Store each row by its index in the batch: with in-flight batching, Triton sends
+                # rows in the order in which they are completed.
                 first = 0 if index is None else int(index.reshape(-1)[0])
                 rows |= {first + at: beams[0].tolist() for at, beams in enumerate(ids)}
     finally:

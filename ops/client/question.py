@@ -13,14 +13,14 @@ from gateway.triton.names import LogicalInput
 class Question:
     """A request to a model, as the options of `gateway client` describe it.
 
-    The core model is the model that runs the engine and takes token ids, such as `tensorrt_llm`.
-    A text model, such as the ensemble, takes text.
+    The core model is the model that runs the engine and takes token ids, such as `tensorrt_llm`. A
+    text model, such as the ensemble, takes text.
 
     Attributes:
         text: the prompt. For the core model, it is tokenized, and ignored if `prompt_ids` is set.
         prompt_ids: the prompt's token ids, for the core model. Text models ignore them.
-        tokenizer_dir: Hugging Face folder with the tokenizer. The core model cannot be sent `text`
-            without it.
+        tokenizer_dir: Hugging Face folder with the tokenizer, which is required to send `text` to
+            the core model.
         max_tokens: maximum number of tokens to generate. None selects the default of NVIDIA's
             client script: 16 for the core model, 100 for text models.
         scalars: numeric and boolean inputs. The key is a `LogicalInput`; the value is the pair of

@@ -1,6 +1,6 @@
 """Builder of the request to Triton that a `Question` of `gateway client` describes.
 
-Error messages begin with the command line option that the model cannot serve.
+Error messages begin with the command line option that the model does not support.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ STATISTICS = (
     "kv_cache_hit_rate",
 )
 REASONS: tuple[LogicalInput, ...] = ("finish_reason", "stop_reason")
-"""Output tensors of the llmapi repository. The `LogicalInput` of the same name requests each."""
-# Output tensors that each of these boolean inputs requests.
+"""Output tensors of the llmapi repository. A boolean input of the same name requests the output."""
+# Output tensors by the boolean input that requests them.
 _ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
     "context_logits": ("context_logits",),
@@ -52,7 +52,7 @@ _CORE_TOKENS, _TEXT_TOKENS = 16, 100
 
 
 def check(model: DirectModel, question: Question) -> None:
-    """Raise OptionError if two options contradict each other, or the model lacks an option."""
+    """Raise OptionError if the model does not support an option, or two options contradict."""
     if question.streaming and not model.decoupled:
         raise OptionError(f"--streaming: {model.name} is not decoupled.")
     if question.beam_width > 1 and question.sequences > question.beam_width:
@@ -192,8 +192,8 @@ class _Composer:
     def _add_lora_folder(self, path: Path) -> None:
         """Set the llmapi repository's three adapter inputs: lora_id, lora_name and lora_path.
 
-        The id is --lora-task-id or, if the adapter's files are readable on this machine, a hash of
-        them.
+        The id is --lora-task-id. Without this option, the id is a hash of the adapter's files,
+        which must be readable on this machine.
         """
         self._require_input("lora_path", "--lora-path")
         key = self._question.lora_task_id
@@ -246,8 +246,8 @@ def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Co
         if (path / npy_files.WEIGHTS).exists():
             return npy.read(path, read_base_model(folder, (), dtype=dtype))
         adapter = peft.read(path)
-        # Accept any base model name in the adapter: the operator chose the adapter's folder and the
-        # model's folder.
+        # Accept any base model name in the adapter's settings. The operator has named both the
+        # adapter's and the model's folder, so a different name is no mistake.
         names = (adapter.settings.base_model_name_or_path or "",)
         return convert.convert(adapter, read_base_model(folder, names, dtype=dtype))
     except AdapterError as error:

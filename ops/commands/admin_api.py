@@ -15,7 +15,13 @@ def options() -> argparse.ArgumentParser:
     """Return a parent parser with the options for the gateway's URL and the state folder."""
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("--url", default=os.environ.get("GATEWAY_URL"), help="the gateway's URL")
-    where.add_argument("--state-dir", type=Path, default=Path(".state"), metavar="DIR")
+    where.add_argument(
+        "--state-dir",
+        type=Path,
+        default=Path(".state"),
+        metavar="DIR",
+        help="folder of the `gateway up` that is used without --url (default: .state)",
+    )
     return where
 
 

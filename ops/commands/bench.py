@@ -1,6 +1,7 @@
 """`gateway bench`: load tests of a deployment of Triton and the gateway.
 
-The tests can measure the model that runs the engine, the ensemble, and the gateway.
+A test sends its requests to one of three: to Triton's model that runs the engine, to Triton's
+ensemble, or to the gateway.
 """
 
 from __future__ import annotations

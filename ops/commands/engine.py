@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the engine and its build."""
+    """Add the model's folder and the options of an engine plan to `parser`."""
     parser.add_argument("model", type=Path, metavar="HF_DIR", help="needs its config.json only")
     parser.add_argument(
         "--dtype",

@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
-    # Print the error's text without additions: the text of an OSError already has the file's path.
+    # Print only the text of the error. The text of an OSError includes the path of the file.
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
@@ -94,8 +94,8 @@ def run(parsed: argparse.Namespace) -> int:
 def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
     """Raise ValueError for options that are not allowed with --llmapi.
 
-    These are the options of an engine build, and options that the llmapi repository's model has no
-    input for.
+    No engine is built, so options of an engine build are not allowed. Neither are options for which
+    the llmapi repository's model has no input.
     """
     problems = {
         "--trtllm-version, --trtllm-examples: not with --llmapi, which builds no engine": (
@@ -117,10 +117,10 @@ def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
 
 
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
-    """Raise ValueError for options of the engine build with TensorRT-LLM, which --cpu skips.
+    """Raise ValueError for options of a TensorRT-LLM build, which are not allowed with --cpu.
 
-    Otherwise set `parsed.trtllm_version` to the newest release, because the templates of the model
-    repository are selected by release.
+    If no such option is given, set `parsed.trtllm_version` to the newest release. The release
+    selects the templates of the model repository.
     """
     from ops.deployment.release import NEWEST
 
@@ -169,9 +169,9 @@ def _for_launch(triton_name: str | None) -> str:
 
 
 def _show_names(release: str) -> None:
-    """Print a note if a release of TensorRT-LLM exists with two sets of input names.
+    """Print a note if a release has other input names in Triton's container than in its git tag.
 
-    The backend in Triton's container then reads other input names than the release's git tag.
+    This is true only for TensorRT-LLM 0.19.
     """
     from ops.deployment.release import read_sets
 

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which is valid at once, and the second line is its id; the admin key is read from "
         "GATEWAY_ADMIN_KEY, or from the state folder of `gateway up`.",
     )
-    # Ignore GATEWAY_URL here. Only an explicit --url creates the key at a running gateway; without
-    # it, the key is for the configuration file.
+    # Do not use GATEWAY_URL as the default of --url. Without --url, the key is for the
+    # configuration file. With --url, it is created at a running gateway.
     new.set_defaults(url=None)
     whose = new.add_mutually_exclusive_group(required=True)
     whose.add_argument("--tenant", metavar="NAME", help="whose key it is")

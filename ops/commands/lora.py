@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(
             name, parents=[where], help=f"serve the adapter of a folder with {files} files"
         )
-        command.add_argument("name")
+        command.add_argument("name", help="the adapter's name")
         command.add_argument(
             "source",
             help="folder here, which is uploaded"
@@ -48,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("verify", "read every version of an adapter with its checksums"),
         ("remove", "stop serving an adapter"),
     ):
-        commands.add_parser(name, parents=[where], help=text).add_argument("name")
+        commands.add_parser(name, parents=[where], help=text).add_argument(
+            "name", help="the adapter's name"
+        )
     rollback = commands.add_parser("rollback", parents=[where], help="serve an older version")
-    rollback.add_argument("name")
+    rollback.add_argument("name", help="the adapter's name")
     rollback.add_argument("version", nargs="?", help="default: the one that was served before")
     lora_agent.add_arguments(
         commands.add_parser("agent", help="keep adapters on the disk of a Triton that reads them")
@@ -64,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run one command and return the exit code. Raises SystemExit with an error message."""
+    """Run one command and return the exit code.
+
+    Raises SystemExit, with an error message, if the command fails.
+    """
     if parsed.lora_command == "size":
         return _size(parsed)
     if parsed.lora_command == "agent":
@@ -132,8 +137,8 @@ def _size(parsed: argparse.Namespace) -> int:
         base = read_base_model(parsed.engine, tuple(named))
         each = [convert(adapter, base).modules for adapter in read]
         if base.lora_target_modules == tuple(MODULE_IDS):
-            # Use the modules that the adapters change: a Hugging Face folder does not state the
-            # engine's LoRA modules.
+            # Assume an engine with exactly the modules that the adapters change. `parsed.engine` is
+            # a Hugging Face folder here, which does not state the engine's LoRA modules.
             used = tuple(dict.fromkeys(row.module for rows in each for row in rows))
             base = replace(base, lora_target_modules=used)
         adapters = each * parsed.count
@@ -154,7 +159,7 @@ def _size(parsed: argparse.Namespace) -> int:
 
 
 def _read_adapter(folder: Path) -> Adapter:
-    """Read an adapter. Raises SystemExit with the folder's path and an error message."""
+    """Read an adapter's folder. If it is not valid, raise SystemExit with an error message."""
     from adapters import peft
     from adapters.errors import AdapterError
 

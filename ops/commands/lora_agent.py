@@ -64,7 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run the agent until SIGINT or SIGTERM. Raises SystemExit with an error message."""
+    """Run the agent until SIGINT or SIGTERM. Return 0.
+
+    Raises SystemExit, with an error message, if an option is wrong or the agent cannot start.
+    """
     import logging
     import signal
     import threading
@@ -114,7 +117,7 @@ def _limits(path: Path) -> EngineLimits:
 
     Both are read from `lora_config` in `path`, the model.yaml of the llmapi repository.
 
-    Raises SystemExit with an error message.
+    Raises SystemExit, with an error message, if the file is missing or has no usable `lora_config`.
     """
     import yaml
 

@@ -149,9 +149,10 @@ def _render_without_description(
     fields: Mapping[str, Any],
     write: Callable[[Mapping[str, Any], Path], None],
 ) -> int:
-    """Render and check a repository that does not support --description. Return the exit code.
+    """Render and check a repository of the kind `llmapi` or `gpt`. Return the exit code.
 
-    Raises DescriptionError, before anything is written, if --description or --print is given.
+    These kinds are not rendered from a description file. Raises DescriptionError, before anything
+    is written, if --description or --print is given.
     """
     from ops.deployment.check import check
     from ops.deployment.repository import DescriptionError
@@ -166,7 +167,7 @@ def _render_without_description(
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a `DeploymentDescription` whose values are given as options.
 
-    The caller lets these values replace those in the file of --description.
+    These values take precedence over those in the file of --description.
 
     Raises SubstitutionError for malformed --template-values or --parameter.
     """

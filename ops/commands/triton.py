@@ -49,8 +49,8 @@ def run(parsed: argparse.Namespace) -> int:
 
     try:
         launch = _launch(parsed)
-        # Skip reading a repository that does not exist here: with Slurm it may be on a file system
-        # that only the cluster's nodes mount.
+        # With Slurm, do not read a repository that does not exist on this machine: it may be on a
+        # file system that only the cluster's nodes mount.
         is_hidden = parsed.slurm and not Path(launch.model_repo).exists()
         llm_config = os.environ.get(LLM_CONFIG_PATH)
         models = [] if is_hidden else read_core_models(launch, llm_config)

@@ -103,7 +103,8 @@ def run(parsed: argparse.Namespace) -> int:
     from gateway.config.environment import find_unknown_variables
     from ops.local_stack.up import RequestedPorts, up
 
-    # Check now, before servers are started: the gateway would check only after Redis and Triton.
+    # Check the environment variables before any server is started. The gateway checks them, too,
+    # but starts only when Redis and Triton are ready.
     if problems := find_unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
     wanted = RequestedPorts(

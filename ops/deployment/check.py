@@ -31,8 +31,8 @@ def check(
         tokenizer_dir: the tokenizer's path on this machine; None if it is the same as for Triton.
         adapters: PEFT folders that an llmapi model must be able to serve.
         llm_config: value of LLM_CONFIG_PATH in Triton's environment, for the llmapi repository.
-        release: the TensorRT-LLM release, or the container's tag, that will serve. None selects the
-            release that built the engine.
+        release: the TensorRT-LLM release that will serve the repository, or its container's tag.
+            None selects the release that built the engine.
 
     Raises:
         RepositoryError: `path` has no models, or `adapters` are given and no model reads adapters

@@ -15,8 +15,9 @@ class Finding:
     """A problem that a check has found.
 
     Attributes:
-        severity: "error": a model does not load, or requests that the configuration allows fail.
-            "warning": some requests fail, wait or are misread. "note": for information.
+        severity: "error" if a model does not load, or fails requests that its configuration allows;
+            "warning" if only some requests fail, are delayed or are misread; "note" for
+            information.
         model: the model's name; "" for the repository itself.
         field: a tensor, a template parameter, a folder or a file of the model.
         problem: the value found and its consequence.

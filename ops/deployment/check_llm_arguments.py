@@ -215,8 +215,8 @@ class _Arguments:
                 "mend it, or leave it out",
             )
             return
-        # Take the largest rank of all modules of the adapter, because TensorRT-LLM allocates the
-        # adapter's memory for that rank.
+        # Compare the largest rank of the adapter's modules with the limit, because TensorRT-LLM
+        # allocates the memory of all modules for this rank.
         rank = max(settings.r, *(rank for _, rank in settings.rank_pattern), 0)
         limit = self._yaml.count(_LORA, "max_lora_rank") or MAX_LORA_RANK
         if rank > limit:

@@ -32,13 +32,13 @@ def other_names(name: str) -> tuple[str, ...]:
 def name_findings(
     repository: Repository, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Yield a finding for each input in a config.pbtxt that the model's backend does not read.
+    """Yield a finding for each input in a config.pbtxt that the backend reads under another name.
 
     Args:
         repository: the repository to check.
         places: folders on this machine, to read the release from the engine's config.json.
-        release: the TensorRT-LLM release, or the container's tag, that will serve. None selects the
-            release that built the engine.
+        release: the TensorRT-LLM release that will serve the repository, or its container's tag.
+            None selects the release that built the engine.
 
     Raises ReleaseError for an unknown `release`.
     """
@@ -55,7 +55,8 @@ def _check_against_release(
 ) -> Iterator[Finding]:
     """Yield a finding for each input of a model that its C++ backend reads under another name.
 
-    The backend's input names depend on the TensorRT-LLM release that serves the model.
+    The backend's input names depend on the TensorRT-LLM release that serves the model. If the
+    release has two sets of input names, also yield a note.
     """
     source = f"{RELEASE_OPTION} {release}"
     if release is None:
@@ -85,7 +86,10 @@ def _check_against_release(
 
 
 def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
-    """Check the inputs of a Python model against the names in its source, in the version folder."""
+    """Yield a finding for each input of a Python model that has another name in the model's source.
+
+    The source is the `.py` files in the model's highest version folder.
+    """
     if not model.versions:
         return
     source = "\n".join(

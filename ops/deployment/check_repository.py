@@ -11,8 +11,7 @@ from ops.deployment.check_engine import Values
 from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
-# Template parameters that set a parameter of config.pbtxt with another name. The keys are the names
-# in config.pbtxt.
+# Parameters of config.pbtxt (keys) whose template parameter (value) has another name.
 _TEMPLATE_NAMES = {
     "gpt_model_type": "batching_strategy",
     "gpt_model_path": "engine_dir",
@@ -99,8 +98,8 @@ class RepositoryModel:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            # Omit max_batch_size of the GPT repository. The value may exceed the engine's limit:
-            # the rows above that limit wait.
+            # Do not check max_batch_size of the GPT repository. It may exceed the engine's limit:
+            # the engine then starts the rows above its limit later.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -128,7 +127,7 @@ class LocalFolders:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository: its path, and its models by the names of their folders."""
+    """A model repository: its path, and its models by the names of their folders."""
 
     path: Path
     models: Mapping[str, RepositoryModel]
@@ -159,12 +158,12 @@ class Repository:
 
 
 def template_name(parameter: str) -> str:
-    """Return the name of the template parameter that sets `parameter` in a config.pbtxt."""
+    """Return the template parameter whose value becomes `parameter` in a config.pbtxt."""
     return _TEMPLATE_NAMES.get(parameter, parameter)
 
 
 def read_repository(path: Path) -> Repository:
-    """Read a repository. Each folder in `path` is a model, except hidden folders.
+    """Read a model repository. Each folder in `path` is a model, except hidden folders.
 
     Raises RepositoryError if no folder in `path` has a config.pbtxt.
     """

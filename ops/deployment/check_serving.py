@@ -21,7 +21,7 @@ from ops.deployment.check_repository import LocalFolders, Repository, Repository
 from triton_repo.parameters import BLS, POSTPROCESSING, PREPROCESSING
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# Weights file in the CPU executor's engine folders, which have no rankN.engine files.
+# Weights file of an engine for the CPU executor. Such an engine has no rankN.engine files.
 _CPU_WEIGHTS = "model.safetensors"
 
 
@@ -65,7 +65,9 @@ def serving_findings(repository: Repository, places: LocalFolders) -> list[Findi
         found += _check_engine(core, places)
     for model in repository.models.values():
         found += _check_outdated(model)
-        # Skip the GPT repository: its templates have no instance count, and it does not stream.
+        # Do not check instance counts in the GPT repository: its templates do not set them, and
+        # several postprocessing instances could only reorder streamed answers, which this
+        # repository does not have.
         if not any(core.is_gpt for core in repository.cores):
             found += _check_instances(model)
     found += _check_same_engine(repository)
@@ -110,7 +112,7 @@ def _check_decoupled(repository: Repository, core: RepositoryModel) -> Iterator[
 
 def _check_core_parameters(core: RepositoryModel) -> Iterator[Finding]:
     assert core.file is not None
-    # Skip the GPT repository: its templates lack the parameters that are checked below.
+    # The GPT repository's templates do not have the parameters that are checked below.
     if core.is_gpt:
         return
     if core.file.max_queue_size == 0 and "max_queue_size" not in core.file.holes:

@@ -11,7 +11,7 @@ from ops.deployment.check_names import other_names
 from ops.deployment.check_repository import CONFIG, Repository, RepositoryModel
 from triton_repo.parameters import BLS, CORE, POSTPROCESSING, PREPROCESSING
 
-# Mandatory parameters of each model. Without them it does not load, or loads but cannot work.
+# Mandatory parameters by model. Without them, the model does not load, or cannot serve requests.
 _MANDATORY: Mapping[str, tuple[str, ...]] = {
     CORE: ("gpt_model_path", "gpt_model_type"),
     PREPROCESSING: ("tokenizer_dir",),
@@ -23,7 +23,7 @@ _TEMPLATE_KEYS = {"gpt_model_path": "engine_dir", "gpt_model_type": "batching_st
 
 
 def structure_findings(repository: Repository) -> list[Finding]:
-    """Return the findings on files, parameters, and tensors that one model passes to another.
+    """Return the findings on the models' files and parameters, and on the tensors between models.
 
     The files of the engine are not read.
     """

@@ -11,8 +11,8 @@ from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.llmapi_yaml import TRITON_CONFIG, LlmapiYaml
 
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
-# Longest cancellation_check_period_ms without a warning. After a client has disconnected, the
-# engine may continue its answer for this time.
+# Longest cancellation_check_period_ms without a warning. The engine may continue an answer for this
+# time after the client has disconnected.
 _MAX_PERIOD_MS = 1000
 
 

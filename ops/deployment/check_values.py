@@ -31,9 +31,9 @@ def value_findings(repository: Repository) -> Iterator[Finding]:
 
 
 def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Finding]:
-    """Yield an error for each parameter value that the model cannot parse, or would misread.
+    """Yield an error for each parameter value that the model cannot parse, or parses wrongly.
 
-    A misread value is an error, too: the model loads, but with another value than the one written.
+    With a value that is parsed wrongly, the model loads, but runs with another value.
     """
     template = _find_template(repository, model)
     if model.file is None or template is None:

@@ -13,7 +13,7 @@ from adapters.config_json import ConfigError, Section, read_config
 from adapters.engine_config import is_trtllm_checkpoint
 from ops.deployment.architectures import ARCHITECTURES, Architecture
 
-# File with the quantization settings of ModelOpt. Other tools write theirs into config.json.
+# File with ModelOpt's quantization settings. Other quantization tools use config.json.
 _MODELOPT = "hf_quant_config.json"
 
 

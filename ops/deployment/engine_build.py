@@ -20,11 +20,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BuildError(RuntimeError):
-    """A step has failed, or a program or script that the steps need is missing."""
+    """A step of an engine plan has failed, or a program or script for it is missing."""
 
 
 def check_installed(plan: EnginePlan) -> None:
-    """Raise BuildError if programs or scripts of the steps are missing; the message lists them."""
+    """Raise BuildError, with a list, if programs or scripts for the plan are missing."""
     missing = [
         need
         for need in dict.fromkeys(need for step in plan.steps for need in step.needs)
@@ -39,7 +39,7 @@ def check_installed(plan: EnginePlan) -> None:
 
 
 def build(plan: EnginePlan) -> int:
-    """Run all steps. The steps write to the stdout and stderr of this process.
+    """Run all steps of an engine plan. The steps write to the stdout and stderr of this process.
 
     Return 0, or 128 plus the signal's number after SIGINT or SIGTERM. Such a signal ends the
     running step and its child processes, and no further step starts. Files written so far remain.
@@ -86,8 +86,8 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
     Return the exit code, or minus the number of the signal that ended the step.
     """
-    # Start the step in a new process group. A terminal's Ctrl-C then reaches only this process, and
-    # all processes of the step can be killed at once.
+    # Start the step in a new process group, so that a terminal's Ctrl-C does not reach the step,
+    # and that all processes of the step can be killed at once.
     process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
     while not _has_ended(process) and not stop.number:
         time.sleep(POLL_PERIOD)
@@ -100,10 +100,10 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if the process has ended. Do not reap the process: it remains a zombie.
+    """Return True if the process has ended. An ended process is not reaped here.
 
-    The process id is also the id of the process group. While the zombie exists, the kernel cannot
-    give this id to another group, so `_run` can kill the group safely.
+    The process id is also the id of the process group. While the process is a zombie, the kernel
+    cannot give this id to another group, so `_run` can kill the group safely.
     """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

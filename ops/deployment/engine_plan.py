@@ -250,7 +250,7 @@ def _shorter(intent: Intent, max_seq_len: int) -> Intent:
 def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
     """Return True if the model allows `intent` and the engine fits the GPU.
 
-    The newest release is assumed, because sizes do not depend on the release.
+    The limits of the newest release are used. Memory sizes do not depend on the release.
     """
     if problems(checkpoint, intent, NEWEST):
         return False

@@ -1,7 +1,7 @@
 """The processes of one launch of tritonserver, identified by an inherited environment variable.
 
 Process groups and sessions do not identify these processes: mpirun puts every rank into a separate
-group, and a rank's child processes may leave its session.
+group, and the child processes of a rank may start their own sessions.
 """
 
 from __future__ import annotations

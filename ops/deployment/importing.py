@@ -39,8 +39,8 @@ BUILD_SCRIPT = "build_engine.sh"
 _TOKENIZER = "tokenizer.json"
 _TRITON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-# Constants for the CPU executor, which computes in float32. Its KV cache is limited to
-# `_CPU_KV_BYTES`, unless a single request needs more.
+# Size of a value in the CPU executor's KV cache, which is float32, and the maximum size of this
+# cache. The cache exceeds the maximum only if a single request needs more.
 _CPU_KV_ITEM_BYTES = 4
 _CPU_KV_BYTES = 400_000_000
 
@@ -70,7 +70,7 @@ class ImportedModel:
 
     @property
     def own_triton_name(self) -> str | None:
-        """The core model's name in Triton; None if the name is the default."""
+        """Name that the model with the engine has in Triton; None for the default name."""
         return None if self.triton_name == CORE else self.triton_name
 
     @property
@@ -125,8 +125,9 @@ def import_for_cpu(
 
     Arguments are those of `import_for_gpu`. The steps of `plan` are not used.
 
-    Raises ImportingError. Nothing has been written by then, unless building the engine or rendering
-    the repository failed, for example because the weights cannot be read.
+    Raises ImportingError for wrong arguments before anything is written. Raises it, too, if writing
+    the engine or the repository fails, for example because the weights cannot be read. Files may
+    then be incomplete.
     """
     # Import here: the other commands start faster without numpy.
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
@@ -246,7 +247,7 @@ def _validate(
             f"{checkpoint.folder / _TOKENIZER} does not exist; download the model's tokenizer, too"
         )
     problems += map(str, tokenizer_problems(checkpoint.folder))
-    # Accept a folder without any weights file: the engine may be planned before the download.
+    # For a GPU, accept a folder without any weights: operators may download them later.
     if on_cpu or is_incomplete(checkpoint.folder):
         problems += map(str, weight_problems(checkpoint.folder))
     problems += [
@@ -301,7 +302,10 @@ def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def _write_settings(imported: ImportedModel, intent: Intent, more: Mapping[str, str]) -> None:
-    """Write gateway.env. A setting in `more` without a value becomes a comment to be filled in."""
+    """Write gateway.env with the settings of the import and those in `more`.
+
+    A setting in `more` with the value "" is written as a comment, which the operator completes.
+    """
     values = {
         "model_name": imported.name,
         "tokenizer_dir": str(imported.tokenizer_dir),

@@ -11,8 +11,8 @@ from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.release import GUIDED_DECODING, NEWEST, UNEVEN_STAGES, Release
 
-# Default limit of prompt plus output. Models allow up to 131,072 tokens, but few GPUs can hold even
-# one request of that length.
+# Default limit of prompt plus output, in tokens. Models allow up to 131,072 tokens, but few GPUs
+# can hold even one request of that length.
 DEFAULT_MAX_SEQ_LEN = 8192
 
 
@@ -55,7 +55,7 @@ def default_dtype(checkpoint: Checkpoint) -> Dtype:
 def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> list[str]:
     """Return an error message for each requirement that the model or the release does not allow.
 
-    `release` is None if no engine is built and TensorRT-LLM serves the checkpoint directly.
+    If no engine is built, because TensorRT-LLM serves the checkpoint directly, `release` is None.
     """
     conversion = _loading(checkpoint)
     if release is not None:
@@ -66,7 +66,7 @@ def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) ->
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
     """Return the planned engine as a `BaseModel`.
 
-    LoRA module names and LoRA cache sizes are computed from a `BaseModel`.
+    Functions that compute LoRA module names and LoRA cache sizes need a `BaseModel`.
     """
     return BaseModel(
         names=(checkpoint.folder.resolve().name,),

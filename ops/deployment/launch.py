@@ -21,8 +21,8 @@ SHM_PREFIX = "prefix"
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
 """TensorRT-LLM's program that mpirun runs on each rank if the LLM API needs several ranks.
 
-On rank 0, the program runs the command line in its arguments, which is tritonserver's. On the other
-ranks, it runs a worker of the LLM API.
+Its arguments are tritonserver's command line. On rank 0, the program runs this command line. On the
+other ranks, it runs a worker of the LLM API.
 """
 
 Release = Literal["v0.17", "v0.19"]
@@ -51,15 +51,16 @@ class Launch:
 
     Attributes:
         model_repo: the model repository.
-        world_size: number of ranks, one process each. With LLMAPI, 1 means a launch without MPI.
+        world_size: number of ranks, one process each. In the mode `Mode.LLMAPI`, 1 means a launch
+            without MPI.
         core_models: names of the models that all ranks load; rank 0 loads the other models too.
         grpc_port, http_port, metrics_port: ports, which all ranks get but only rank 0 opens.
         log_file: file for a verbose log of rank 0; None leaves Triton's log as it is.
         mpi: True if mpirun starts the ranks.
-        oversubscribe: True lets mpirun start more ranks than there are slots.
+        oversubscribe: True lets mpirun start more ranks than it has slots, by default CPU cores.
         multimodal_pool: size in bytes of GPU 0's CUDA memory pool in rank 0; 0 for the default.
-        gpus_without_pool: with SPAWN, number of GPUs on which Triton reserves no CUDA memory pool,
-            because the workers need the memory. None leaves the default pools.
+        gpus_without_pool: in the mode `Mode.SPAWN`, number of GPUs on which Triton reserves no CUDA
+            memory pool, because the workers need the memory. None leaves the default pools.
         exit_timeout: seconds that Triton gives running requests at exit; None for its default.
         release: the release of launch_triton_server.py whose argument order is used.
         more: further arguments of tritonserver, for each rank.
@@ -168,10 +169,11 @@ def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs of this machine, as the value of `Launch.gpus_without_pool`.
+    """Return the value for `Launch.gpus_without_pool`: the number of GPUs of this machine.
 
-    Return 0 if nvidia-smi fails. Return None if Triton is 24.06 or older, or its version is
-    unknown. The version is in NVIDIA_TRITON_SERVER_VERSION, which NVIDIA's containers set.
+    Return 0 if nvidia-smi fails. Return None, which leaves Triton's default pools, if Triton is
+    24.06 or older, or its version is unknown. The version is in the environment variable
+    NVIDIA_TRITON_SERVER_VERSION, which NVIDIA's containers set.
     """
     version = environ.get("NVIDIA_TRITON_SERVER_VERSION", "").split(".")
     if len(version) < 2 or not all(part.isdecimal() for part in version[:2]):

@@ -50,7 +50,9 @@ class CoreModel:
 
 
 def read_core_models(launch: Launch, llm_config: str | None = None) -> list[CoreModel]:
-    """Read the core models. `llm_config` is the value of LLM_CONFIG_PATH in Triton's environment.
+    """Return the properties of the models in `launch.core_models`, which have an engine.
+
+    `llm_config` is the value of LLM_CONFIG_PATH in Triton's environment.
 
     Raises LaunchError if the config.pbtxt or model.yaml of a model is missing or wrong.
     """
@@ -73,7 +75,7 @@ def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool
 
     Args:
         launch: the launch, in the mode that the options select.
-        models: the core models; empty if they cannot be read on this machine.
+        models: the models with an engine; empty if they cannot be read on this machine.
         is_llmapi: True if the option --llmapi is given. Used only if `models` is empty.
 
     Raises LaunchError if the models contradict an option or each other.
@@ -230,8 +232,8 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
     )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
-    # Ignore the error, because the engine may be readable only on the machines of the ranks. If the
-    # engine is unusable there, too, the ranks report it.
+    # Ignore the error: with Slurm, the engine may be readable only on the machines that run the
+    # ranks. If these machines cannot read the engine either, the ranks report the error.
     except ConfigError:
         world_size = None
     return CoreModel(

@@ -48,8 +48,8 @@ def llmapi_settings(intent: Intent) -> dict[str, str]:
     found = {
         "triton_mode": LLMAPI,
         "tokens_per_block": str(TOKENS_PER_BLOCK),
-        # Send a quarter more requests than the batch holds, to keep the engine busy. All others
-        # wait in the gateway, which schedules tenants fairly.
+        # Send 25 % more requests to Triton than the engine's batch holds, to keep the engine busy.
+        # Further requests wait in the gateway, which schedules tenants fairly.
         "replica_in_flight": str(intent.max_batch_size * 5 // 4),
     }
     return found | ({"peft_dir": ""} if intent.lora_modules else {})

@@ -18,9 +18,9 @@ def write_llmapi(fields: Mapping[str, Any], destination: Path, name: str = CORE)
     """Write the llmapi repository, which has one model, into `destination`.
 
     Args:
-        fields: `model`, `tokenizer_dir` if the model's folder has no tokenizer, `decoupled`, and a
-            mapping `parameters` of other template parameters. Paths of existing folders become
-            absolute.
+        fields: `model`, `decoupled`, and a mapping `parameters` of other template parameters. If
+            the model's folder has no tokenizer, also `tokenizer_dir`. The paths of existing folders
+            become absolute.
         destination: folder of the new repository.
         name: the model's name in Triton.
 

@@ -24,7 +24,7 @@ _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel
 
 
 class LlmapiYamlError(ValueError):
-    """The file cannot be read or parsed. The message has the path, the line and the reason."""
+    """A model.yaml cannot be read or parsed. The message has the path, the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,14 @@ def engine_modules(names: Sequence[str], base: BaseModel) -> tuple[str, ...]:
     none.
 
     Args:
-        names: names as in PEFT's `target_modules` (`q_proj`), each of which may select several
-            modules; or TensorRT-LLM's names (`attn_q`); or only `all`.
+        names: PEFT's names (`q_proj`) or TensorRT-LLM's names (`attn_q`), or `all` as the only
+            name. One of PEFT's names may stand for several TensorRT-LLM modules.
         base: the model; its `architecture` determines the allowed names.
 
     Raises ValueError for unknown names. The message lists the allowed names.
     """
     projections = family(base).projections
-    # Allow the module of a fused projection, such as attn_qkv, and also the modules of its parts,
-    # such as attn_q.
+    # Allow both modules for a fused projection (attn_qkv), and modules for its parts (attn_q).
     by_module = {module for projection in projections.values() for module in _modules(projection)}
     if list(names) == [ALL]:
         return _in_order(projection.module for projection in projections.values())

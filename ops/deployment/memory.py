@@ -18,8 +18,8 @@ from ops.deployment.gpus import Gpu
 from ops.deployment.intent import Intent, base_model
 
 LOGIT_BYTES = 4  # logits are float32 unless an engine is built otherwise
-# Rough estimates. The first is for the CUDA context, cuBLAS and TensorRT. The second is for buffers
-# of NCCL and all-reduce, which are needed only with several GPUs.
+# Rough estimates of memory sizes. The first is for the CUDA context, cuBLAS and TensorRT. The
+# second is for the buffers of NCCL and all-reduce, which only engines on several GPUs have.
 RUNTIME_BYTES = 1024**3
 COMMUNICATION_BYTES = 512 * 1024**2
 # TensorRT-LLM's defaults of kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction.
@@ -46,14 +46,14 @@ class LoraCachePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCachePlan:
-    """Size of the KV cache pool, and the parameters that divide the free memory.
+    """Size of the KV cache pool, and two parameters of TensorRT-LLM that divide the free memory.
 
     Attributes:
         bytes: size of the pool.
         tokens: capacity of the pool in tokens.
-        fraction: share of the free memory for the pool, kv_cache_free_gpu_mem_fraction.
-        lora_fraction: lora_cache_gpu_memory_fraction, which is relative to the memory outside the
-            pool; None without LoRA.
+        fraction: kv_cache_free_gpu_mem_fraction, the pool's fraction of the free memory.
+        lora_fraction: lora_cache_gpu_memory_fraction, the LoRA cache's fraction of the memory that
+            the pool leaves free; None without LoRA.
     """
 
     bytes: int
@@ -84,7 +84,7 @@ class MemoryPlan:
 
 
 def largest_request(intent: Intent) -> int:
-    """Return the number of KV cache tokens that a request of maximum size occupies at its end.
+    """Return the maximum size of one request in the KV cache, in tokens.
 
     The prompt's tokens count once, because all beams share them. Generated tokens count per beam.
     """
@@ -104,11 +104,11 @@ def parameter_count(checkpoint: Checkpoint) -> int:
 
 
 def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
-    """Return the bytes of the weights on one rank.
+    """Return the bytes of the weights on the rank with the largest part of the weights.
 
     Tensor parallelism splits a layer's matrices and lm_head, but not norms, router and embedding.
     If there are fewer KV heads than ranks, several ranks have copies of the same head. Pipeline
-    stages consist of complete layers. The first stage also has the embedding, which is larger than
+    stages consist of complete layers. The largest stage is the first: its embedding is larger than
     the last stage's part of lm_head. A tied embedding counts twice, because only some builds share
     it.
     """
@@ -128,12 +128,12 @@ def kv_bytes_per_token(checkpoint: Checkpoint, intent: Intent, item_bytes: int =
 def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
     """Return an estimate of the bytes of activations, logits and the runtime's own memory.
 
-    Activations: every token of a step needs the residual and its norm. In addition, it needs the
-    buffers of the attention or of the MLP, whichever are larger. The attention's buffers are
-    queries, keys, values and output. The MLP has one buffer for each of its weight matrices.
+    Activations: every token of a step needs the residual and its norm. It also needs the buffers of
+    the attention (queries, keys, values and output) or of the MLP (one for each weight matrix),
+    whichever are larger.
 
-    Logits: every beam needs one row for its last token, and two more rows for sampling. If context
-    logits are gathered, every token of a step needs one row.
+    Logits: every beam needs three rows, one for its last token and two for sampling. If context
+    logits are gathered, every token of a step needs another row.
     """
     tokens = intent.max_num_tokens
     q = checkpoint.num_attention_heads * checkpoint.head_size // intent.tp
@@ -185,10 +185,10 @@ def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> Memo
 
 
 def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePlan | None:
-    """Divide `free` bytes between KV cache and LoRA cache; None if no memory is left.
+    """Divide `free` bytes between KV cache and LoRA cache.
 
-    The LoRA cache gets the memory that it needs. The KV cache gets at most the fraction
-    `KV_FRACTION`.
+    The LoRA cache gets the memory that it needs. The KV cache gets the rest, but at most the
+    fraction `KV_FRACTION` of `free`. Return None if no memory is left for the KV cache.
     """
     if free <= 0:
         return None

@@ -13,7 +13,7 @@ from triton_repo.releases import V0_17, V0_19, V0_20
 
 
 class ReleaseError(ValueError):
-    """The text names no known release, or the engine tools of the release are not supported."""
+    """The given release is unknown, or this project does not support its engine tools."""
 
 
 class ToolsRemoved(ReleaseError):
@@ -46,8 +46,8 @@ GUIDED_DECODING = Release(0, 19)  # first release with guided decoding in the Tr
 MODEL_FOLDERS = Release(0, 20)  # examples/models/core/llama exists since; before, examples/llama
 
 
-# For each TensorRT-LLM release, the first container `tritonserver:YY.MM-trtllm-python-py3` that has
-# the release. The keys are (YY, MM).
+# TensorRT-LLM release in the containers `tritonserver:YY.MM-trtllm-python-py3`. A key (YY, MM) is
+# the first container with the release.
 _CONTAINERS = {
     (24, 12): Release(0, 16),
     (25, 1): Release(0, 17),

@@ -26,8 +26,7 @@ from triton_repo.parameters import CORE, MODELS, Value
 from triton_repo.releases import DEFAULT
 from triton_repo.render import RenderError, filled_values, render
 
-# Template parameters that have another name than their field in `DeploymentDescription`. The keys
-# are the fields.
+# Fields of `DeploymentDescription` (keys) whose template parameter (value) has another name.
 _TEMPLATE_NAMES = {"decoupled": "decoupled_mode"}
 _NOT_RENDERED = ("release", "parameters", "local_engine_dir", "local_tokenizer_dir")
 _PATHS = (
@@ -139,9 +138,10 @@ def _template_name(field: str) -> str:
 
 
 def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in `raw`, after moving entries of `parameters` that belong to a field.
+    """Return a copy of `raw` without entries of `parameters` that have their own field.
 
-    Raises ValueError if such an entry and the field are both given.
+    The value of such an entry becomes the value of the field. Raises ValueError if the field is
+    given, too.
     """
     parameters, data = raw.get("parameters"), dict(raw)
     if not isinstance(parameters, Mapping):
@@ -211,8 +211,8 @@ def _build_description(
 
 def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
     """Return the error message for a problem that pydantic found."""
-    # Keep two parts of the error's location. For an entry of `parameters`, the third part is one of
-    # the allowed types, and pydantic reports the same error once per type.
+    # Use only two parts of the error's location, such as `parameters` and the entry's name. The
+    # third part would be an allowed type: pydantic reports the error once for each of these types.
     parts = [str(part) for part in problem["loc"]][:2]
     name = ".".join(parts)
     where = places.get(name) or places.get(parts[0] if parts else "", "")
@@ -310,8 +310,8 @@ def write(
 def template_set(release: str | None, engine: EngineConfig) -> str:
     """Return the name of the template set to render.
 
-    It is `release` if given, else the set for the TensorRT-LLM release that built the engine. If
-    that release is unknown, too, it is `DEFAULT`.
+    This is `release` if it is not None, else the set for the TensorRT-LLM release that built the
+    engine. If the engine's release is not known, return `DEFAULT`.
     """
     if release is not None or engine.version is None:
         return release or DEFAULT

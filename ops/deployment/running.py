@@ -131,7 +131,7 @@ class Ranks:
         while not answers_ok(ready):
             if not self._go_on():
                 return False
-        # Check the process again. If the ranks have failed, another server on the same port has
+        # Check that the ranks are still running. Otherwise, another server on the same port has
         # answered the readiness probe.
         self._check_process()
         self._pids = self._find_ranks()
@@ -170,8 +170,8 @@ class Ranks:
             for arguments, rank in wanted.items():
                 if member.arguments[-len(arguments) :] != arguments:
                     continue
-                # Prefer the shortest command line: the command line of a launcher may end with the
-                # server's command line.
+                # Prefer the shortest command line. A longer one belongs to a launcher, such as
+                # mpirun, whose last arguments are the server's command line.
                 if rank not in found or len(member.arguments) < len(found[rank].arguments):
                     found[rank] = member
         return {rank: member.pid for rank, member in found.items()}
@@ -180,8 +180,8 @@ class Ranks:
         if self._process is None:
             return
         if leader := self._pids.get(0):
-            # Stop the leader before mpirun: only the leader can finish its requests, and mpirun
-            # would kill it at once. The other ranks must run as long as the leader.
+            # Stop the leader first, so that it can finish its requests. mpirun would kill all ranks
+            # at once, but the leader needs the other ranks until it has ended.
             _send(leader, signal.SIGTERM)
             grace = (self._launch.exit_timeout or TRITON_EXIT_TIMEOUT) + EXIT_MARGIN
             self._wait_for_end_of(leader, grace)
@@ -194,7 +194,7 @@ class Ranks:
     def _wait_for_end_of(self, pid: int, grace: float) -> None:
         """Wait up to `grace` seconds until process `pid` ends. A second signal ends the wait.
 
-        The wait also ends when the process that was launched ends.
+        The wait also ends when the process that `start` has started, such as mpirun, has ended.
         """
         deadline = time.monotonic() + grace
         while (PROC / str(pid)).exists() and time.monotonic() < deadline and self._signals < 2:

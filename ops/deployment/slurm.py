@@ -112,7 +112,8 @@ def _batch_script(job: Job, folder: Path) -> str:
         "output": f"{folder}/%x_%j.out",
     }
     directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value)
-    # Do not bind GPUs to tasks: TensorRT-LLM chooses each rank's GPU among all GPUs of the node.
+    # Leave out the options that bind GPUs to tasks: TensorRT-LLM needs to see all GPUs of the node,
+    # and chooses the GPU of each rank itself.
     step = ["--mpi=pmix", "--kill-on-bad-exit=1", f"--wait={WORKERS_GRACE}"]
     if job.container_image:
         step.append(f"--container-image={job.container_image}")

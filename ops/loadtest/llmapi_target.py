@@ -15,10 +15,10 @@ from ops.loadtest.targets import RequestFailed
 
 
 class LlmapiTarget:
-    """Target that counts the output tokens itself, because the model's responses have no counts.
+    """The llmapi repository's model in Triton, over gRPC.
 
-    If the finish reason is `length`, the count is the requested maximum number of tokens. Otherwise
-    the tokenizer counts the tokens of the generated text.
+    The model's responses do not state the number of output tokens. If the finish reason is
+    `length`, this class assumes the requested number. Otherwise it tokenizes the generated text.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Measurement of `gateway bench`.
 
-A mode is the server to measure: the model that runs the engine (`core`), the ensemble (`e2e`) or
+A mode selects what is measured: the model that runs the engine (`core`), the ensemble (`e2e`) or
 the gateway (`chat`). Every mode is measured at every concurrency, with the same requests.
 """
 
@@ -131,7 +131,8 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
         times = send_times(len(requests), load.rate, load.arrivals, random.Random(load.seed))
         rounds = [(target, level) for target in targets for level in load.levels]
         if len(rounds) > 1:
-            # Fill the KV cache first: otherwise only the first run would start with an empty cache.
+            # Fill the KV cache with all prompts, so that the first run finds the same cache as the
+            # later runs.
             await _prime(targets[0], requests, plan, progress)
         for target in targets:
             await _warm_up(target, requests[0], plan, progress)
@@ -158,11 +159,11 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
 
 
 def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
-    """Return slices of the requests. Each slice is sent to all modes before the next slice is sent.
+    """Return slices of the requests. Each slice is sent to all modes before the next slice.
 
-    Other load on the machine then affects all modes equally. A single slice is returned for a
-    single mode, for unlimited concurrency, and if the request rate is limited. Several slices are
-    long enough to reach the concurrency.
+    Other load on the machine thus affects all modes equally. The function returns several slices
+    only if there are several modes, the concurrency is limited, and the request rate is unlimited.
+    Each of several slices has at least `_TURN` times as many requests as run concurrently.
     """
     turns = 1
     if modes > 1 and level is not None and load.rate == -1:

@@ -1,7 +1,7 @@
 """Reports of `gateway bench`, as text, CSV or JSON.
 
-They have the statistics of NVIDIA's benchmark_core_model.py, and in addition the time to the first
-token and the time between tokens.
+A report has the statistics of NVIDIA's benchmark_core_model.py, the time to the first token, and
+the time between tokens.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Stats = Mapping[str, float]
 def stats(run: BenchRun) -> Stats:
     """Return the run's statistics by name; nan if nothing was measured.
 
-    The statistics of benchmark_core_model.py come first, then those of this project. Times and
-    rates are of successful requests only. "Avg. InFlight requests" is the sum of all latencies
-    divided by the duration of the run.
+    The statistics of benchmark_core_model.py come first, then those of this project. Failed
+    requests are not included in times and rates. "Avg. InFlight requests" is the sum of the
+    latencies divided by the duration of the run.
     """
     good, seconds = run.good, run.seconds
     latencies = [1000 * sample.latency for sample in good]

@@ -80,9 +80,10 @@ class FromDataset:
 
 @dataclass(frozen=True)
 class FromNormal:
-    """Random prompts with normally distributed lengths in tokens, at least 1.
+    """Random prompts with normally distributed lengths.
 
-    `input` and `output` are the pairs (mean, standard deviation) for prompt and output.
+    `input` has the mean and the standard deviation of the prompt's length in tokens, `output` those
+    of the output's length. Each length is at least 1.
     """
 
     input: tuple[float, float]

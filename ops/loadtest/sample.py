@@ -89,9 +89,10 @@ class BenchRun:
 
 
 def append(samples: list[Sample], new: Sequence[Sample]) -> None:
-    """Append the samples of a run's next slice to `samples`.
+    """Append the samples `new` of a later slice of the same run to `samples`.
 
-    The new samples are renumbered, and their times are shifted to start at the end of `samples`.
+    The numbers and times in `new` start at 0. The function adds the number of earlier samples to
+    the numbers, and the end of the last earlier answer to the times.
     """
     pause, count = max((s.ended for s in samples), default=0.0), len(samples)
     for sample in new:
@@ -110,5 +111,5 @@ def percentile(values: Sequence[float], part: float) -> float:
     interpolation, as in benchmark_core_model.py.
     """
     ordered = sorted(values)
-    # Round before ceil: a product such as 100 * 0.07 is 7.000000000000001, and would become 8.
+    # Round before ceil: 100 * 0.07 is 7.000000000000001, which ceil alone would make 8.
     return ordered[math.ceil(round(len(ordered) * part, 9)) - 1] if ordered else math.nan

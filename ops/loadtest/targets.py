@@ -1,8 +1,8 @@
 """Targets of a load test: a model in Triton, or the gateway.
 
-All targets choose tokens greedily and ignore the end token. The engine therefore does the same work
-for a request, whichever target receives it. The model of the llmapi repository cannot ignore the
-end token, but greedy choice ends its answers at the same token for all targets.
+All targets choose tokens greedily and ignore the end token, so the engine does the same work for a
+request through any target. The model of the llmapi repository cannot ignore the end token. With
+greedy choice, its answer to a prompt nevertheless has the same length through all targets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class BenchTarget(Protocol):
 
 
 class TritonTarget:
-    """A model in Triton, over gRPC. The core model gets token ids, the ensemble gets text."""
+    """A model in Triton, over gRPC.
+
+    The model with the engine gets token ids. The ensemble gets text.
+    """
 
     def __init__(self, mode: Mode, model: DirectModel, *, streaming: bool) -> None:
         self.mode = mode
@@ -102,9 +105,9 @@ class TritonTarget:
         elif not reply.has("text_output"):
             tokens = 0
         else:
-            # Assume the number of tokens, because text responses do not state it. A streamed
-            # response has one token. A non-streaming response has the requested number of tokens,
-            # because the end token is ignored.
+            # Responses with text do not state the number of tokens. Assume one token in a streamed
+            # response, and the requested number in a non-streaming response: the end token is
+            # ignored, so no answer is shorter.
             tokens = 1 if self._streaming else request.output_tokens
         sample.output_tokens += tokens
         if tokens and self._streaming:
@@ -135,7 +138,7 @@ class GatewayTarget:
         self._path = "/v1/chat/completions" if through_template else "/v1/completions"
         self._url = url + self._path
         # True if the gateway serves the llmapi repository, which takes text instead of token ids
-        # and cannot ignore the end token. Set at the gateway's first refusal of ignore_eos.
+        # and cannot ignore the end token. `ask` sets this when the gateway refuses `ignore_eos`.
         self._of_text = False
 
     @property

@@ -46,9 +46,9 @@ class TritonServer:
 def find_triton_server(backends: Path) -> TritonServer:
     """Return the tritonserver on PATH or, if there is none, the one in the nvidia-pytriton wheel.
 
-    Triton's Python backend runs each model in a program that is called the stub. The backend
-    expects the stub in its own folder, but the wheel has a stub for each Python version in another
-    folder. The function therefore makes a folder below `backends`, with links to the wheel's
+    Triton's Python backend runs each model in a program called the stub, which must be in the
+    backend's folder. In the wheel, the stubs are elsewhere: a folder has one for each Python
+    version. The function therefore makes a folder below `backends`, with links to the wheel's
     backend and to the stub for this Python version.
 
     Raises StackError if there is no tritonserver, or its Python backend cannot run this Python.
@@ -83,8 +83,9 @@ def _stub_environment() -> dict[str, str]:
     """Return environment variables with which the stub finds the packages of this Python.
 
     The stub embeds Python in isolated mode, which ignores PYTHONPATH and PYTHONHOME. The embedded
-    Python searches PATH for `python3`, and uses that program's prefix, virtual environment and .pth
-    files. The folder of libpython is added to LD_LIBRARY_PATH.
+    Python searches PATH for `python3`, and imports packages from the same folders as this
+    `python3`. The folder of this Python is therefore put first on PATH. The folder of libpython is
+    added to LD_LIBRARY_PATH.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]

@@ -11,13 +11,14 @@ from contextlib import suppress
 class Guard:
     """A forked process that kills the registered process groups when its parent process dies.
 
-    The kernel's PR_SET_PDEATHSIG would end only the servers. Triton's Python stubs would remain: if
-    their server dies while it loads them, they wait forever. The guard inherits the parent's file
-    locks, so no other stack can use the state folder before the clean-up has ended.
+    The kernel's PR_SET_PDEATHSIG is not enough, because it ends only the servers. If Triton dies
+    while it loads its models, the processes of its Python models wait for Triton forever. The guard
+    inherits the parent's file locks, so no other stack can use the state folder before the clean-up
+    has ended.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:
-        """Fork the guard process. It calls `clean_up` after killing the groups."""
+        """Fork the guard process. After killing the process groups, the guard calls `clean_up`."""
         reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -36,7 +37,7 @@ class Guard:
         os.write(self._writer, f"-{group}\n".encode())
 
     def close(self) -> None:
-        """End the guard process. It first kills groups that are still registered."""
+        """Let the guard kill the groups that are still registered, and wait for its end."""
         os.close(self._writer)
         os.waitpid(self._pid, 0)
 

@@ -59,8 +59,8 @@ def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) 
     clear(repository)
     values = {"model": str(model.absolute()), "max_batch_size": str(MAX_BATCH_SIZE)}
     try:
-        # Set limits and LoRA modules only for a Hugging Face folder. An engine folder defines its
-        # own.
+        # Set limits and LoRA modules only for a Hugging Face folder. For an engine folder, they are
+        # in the engine's config.json.
         if not read_config(model).is_engine:
             values["max_tokens_in_kv_cache"] = MAX_KV_CACHE_TOKENS
             values[MAX_SEQ_LEN] = str(max_seq_len(model, parameters))

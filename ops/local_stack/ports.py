@@ -51,8 +51,8 @@ class PortClaims:
     def take_free(self) -> int:
         """Claim a free port and return it. Raises StackError if none is found.
 
-        The port is below the kernel's ephemeral range if possible. In that range, an outgoing
-        connection could occupy the port while a server restarts.
+        If possible, the port is below the kernel's range of ephemeral ports. An outgoing connection
+        could otherwise occupy the port while a server restarts.
         """
         ephemeral = int(EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
         highest = ephemeral if ephemeral > LOWEST + 1000 else 65_536

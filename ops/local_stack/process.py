@@ -19,8 +19,9 @@ LAST_LINES = 25
 class Child:
     """A child process whose output is written to a log file.
 
-    The child leads a new session. A terminal's Ctrl-C therefore reaches only this process. The
-    child's own children (Triton's Python stubs) can be ended together with the child.
+    The child leads a new session. A terminal's Ctrl-C therefore reaches only the parent process.
+    The child's own children, such as the processes of Triton's models, can be ended together with
+    the child.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Child:
     def exit_status(self) -> int | None:
         """Return the child's exit code, or minus the signal that ended it; None while it runs.
 
-        An ended child is not reaped here, because its group id must not be reused yet.
+        An ended child is not reaped here. Its process id, which is also its group id, thus remains
+        reserved until `reap` has killed the group.
         """
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -72,13 +74,14 @@ class Child:
         """Return the ids of running processes called `name` whose parent is this child."""
         found = set()
         every = {name for name in os.listdir("/proc") if name.isdigit()}
-        # Remember processes that have another parent, and do not read them again: a process' parent
-        # changes only when the parent ends.
+        # Read the parent of each process only once, to save CPU time. A process with another parent
+        # is skipped in later calls. It cannot become a child of `self`: when its parent ends, the
+        # kernel gives it to a reaper, such as init.
         self._of_others &= every
         for number in every - self._of_others:
             with suppress(OSError):  # the process may have ended meanwhile
-                # Split at the last ")": the name is in parentheses, may contain parentheses itself,
-                # and is truncated to 15 bytes (proc(5)).
+                # Split at the last ")": the process name is in parentheses, and may itself contain
+                # parentheses. The kernel truncates the name to 15 bytes (proc(5)).
                 head, _, rest = (
                     Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")
                 )

@@ -15,8 +15,8 @@ from ops.local_stack.errors import StackError
 REPOSITORY = "repository"
 MAX_BATCH_SIZE = 64
 MAX_BEAM_WIDTH = 4
-# Size of the KV cache in tokens. 64 requests of maximum length would need twice as many tokens. The
-# cache takes less than 400 MB of memory.
+# Size of the KV cache in tokens, which takes less than 400 MB of memory. 64 requests of maximum
+# length do not fit at once: they would need twice this size.
 MAX_KV_CACHE_TOKENS = "65536"
 
 # Parameters of the repository. Instance counts are 1, because each instance is a process of about
@@ -81,8 +81,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 max_batch_size=MAX_BATCH_SIZE,
                 max_beam_width=MAX_BEAM_WIDTH,
                 lora_target_modules=engine.lora_modules(model),
-                # Build an engine that can return logits. Requests that do not ask for logits are
-                # not slowed.
+                # Let the engine return logits. This does not slow requests without logits.
                 gather_context_logits=True,
                 gather_generation_logits=True,
             )

@@ -1,4 +1,4 @@
-"""Delay between the death of a server and its restart. The delay doubles with each death."""
+"""Delay between a server's death and its restart, which doubles with each death."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
 def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *options: str) -> Child:
     """Return the child process for tritonserver, without starting it.
 
-    Triton serves the model repository in the state folder.
+    Triton serves the model repository in `state_dir`.
 
     Args:
         ports: ports of the stack.
@@ -81,9 +81,9 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--metrics-port={ports.triton_metrics}",
         *options,
     ]
-    # Use one BLAS thread, because the CPU executor's matrices are small. On a 2-core machine, 32
-    # requests get 2,500 tokens/s with one thread. Two threads give 2,250, and slow the gateway,
-    # too.
+    # Use one BLAS thread, because the CPU executor's matrices are small. With 32 requests on a
+    # 2-core machine, one thread generates 2,500 tokens/s. Two threads generate only 2,250 tokens/s,
+    # and leave less CPU time for the gateway.
     env = {"OPENBLAS_NUM_THREADS": "1"} | server.env
     return Child("triton", command, env, log)
 
@@ -105,7 +105,8 @@ class ServedModel:
         max_seq_len: limit of prompt plus output in tokens for the llmapi repository's model, which
             does not report it. None for other models.
         in_flight: number of requests to send to Triton at once; used only if `max_seq_len` is set.
-        triton_model: the core model's name in Triton; None if the gateway's settings define it.
+        triton_model: name in Triton of the model with the engine; None if the gateway's settings
+            define it.
     """
 
     model_name: str
@@ -117,7 +118,7 @@ class ServedModel:
 
 
 def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path) -> Child:
-    """Return the child process for a gateway of the stack's Redis and Triton, without starting it.
+    """Return the child process for the stack's gateway, without starting it.
 
     GATEWAY_ variables in the environment of this process are passed to the gateway.
     """

@@ -14,8 +14,8 @@ SHARED_MEMORY = Path("/dev/shm")
 def region_prefix(state_dir: Path) -> str:
     """Return the prefix of the names of this stack's shared memory files.
 
-    The prefix depends only on the state folder. After a kill, the next stack in that folder can
-    therefore find and remove the remaining files.
+    The prefix depends only on the state folder. If a stack is killed, the next stack with the same
+    state folder can therefore find and remove the remaining files.
     """
     folder = state_dir.stat()
     digest = hashlib.sha256(f"{folder.st_dev}:{folder.st_ino}:{state_dir.absolute()}".encode())

@@ -41,7 +41,8 @@ class StackOptions:
         parameters: template parameters of the model repository.
         llmapi: True for the llmapi repository, False for inflight_batcher_llm.
         repository: an existing repository to use; `model` then provides only the tokenizer.
-        triton_model: the core model's name in Triton; None if the gateway's settings define it.
+        triton_model: name in Triton of the model with the engine; None if the gateway's settings
+            define it.
         load_models: the models that Triton loads; empty for all models of the repository.
         restart: True to restart Redis and Triton when they die.
     """
@@ -61,7 +62,7 @@ class StackOptions:
 class Stack:
     """The running stack, as a context manager that stops the servers when it exits.
 
-    At its exit it also removes `state.json` and the servers' shared memory files.
+    The exit also removes `state.json` and the servers' shared memory files.
 
     Use this class in the main thread of a process without other threads or child processes.
     """
@@ -112,7 +113,7 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # End the gateway before Triton: the gateway needs Triton to stop its clients' requests.
+        # End the gateway before Triton, so that the gateway can still stop requests in Triton.
         self._gateway.terminate()
         self._end(self._gateway, STOP_GRACE)
         for child in (self._triton, self._redis):
@@ -187,15 +188,16 @@ class Stack:
     def _model_died(self) -> bool:
         """Return True if the process of a Python model has died.
 
-        Triton's readiness endpoint still reports ready in this case.
+        Triton itself does not notice this, and still reports ready.
 
-        Only child processes of Triton with the name `MODEL_PROCESS` count. Processes that a model
-        starts do not count. A process that Triton has just forked does not have the name yet.
+        A model's process is a child process of Triton with the name `MODEL_PROCESS`. Triton may
+        have other children: a process that it has just forked has a different name at first.
         """
         starts = not self._triton_is_ready
         if starts:
             self._ask_triton()
-        # Poll in every call while Triton starts, to notice a process that dies within one period.
+        # Poll in every call while Triton starts. With a pause of `MODELS_PERIOD`, a process that
+        # starts and dies in this time would not be noticed.
         if starts or time.monotonic() - self._models_polled_at > MODELS_PERIOD:
             self._poll_models()
         if starts and self._triton_is_ready:
@@ -257,7 +259,8 @@ class Stack:
                     f"{child.name}: not ready yet ({now - began:.0f} s); {child.log}: {last}"
                 )
                 said = now
-        # Check the child again: if it failed, the answer was from another server on the port.
+        # Check that all children are still running. If this child has ended, another server on the
+        # same port has answered.
         self._check_all()
         print_status(f"{child.name}: ready")
 

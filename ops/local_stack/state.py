@@ -15,7 +15,7 @@ from ops.local_stack.errors import StackError
 FILE_NAME = "state.json"
 ADMIN_KEY_FILE = "admin_key"
 PRIVATE_FOLDERS = ("redis", "adapters", "logs")
-"""Subfolders of the state folder that persist between runs, and contain prompts."""
+"""Subfolders of the state folder that remain after a run, and may contain clients' data."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class StackState:
 def admin_key(state_dir: Path) -> str:
     """Return the gateway's admin key: GATEWAY_ADMIN_KEY if set, else the key in the state folder.
 
-    If there is no key, it is generated. The key is stored in the folder's file `admin_key`, which
-    only the owner can read.
+    If there is no key, generate one. Store the key in the folder's file `admin_key`, which only the
+    owner can read.
     """
     path = state_dir / ADMIN_KEY_FILE
     key = os.environ.get("GATEWAY_ADMIN_KEY")
@@ -79,8 +79,8 @@ class StateLock:
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
             for name in PRIVATE_FOLDERS:
-                # Restrict the permissions: an earlier release created the folder with the user's
-                # umask.
+                # Restrict the permissions of an existing folder: an earlier release of this project
+                # did not.
                 with suppress(FileNotFoundError):
                     (state_dir / name).chmod(0o700)
             self._file = (state_dir / "lock").open("a")

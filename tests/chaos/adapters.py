@@ -21,7 +21,7 @@ ADMIN_KEY = "the-admin-key-of-the-gateways-in-chaos"
 _ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 # Redis notifies all workers of a change. A worker that missed the message polls twice a second.
 _LATE_S = 3.0
-_AGREED_WITHIN_S = 60.0
+_AGREED_WITHIN_S = 300.0
 _ASKED_PER_WORKER = 4
 _RANK, _SCALE = 16, 0.2
 

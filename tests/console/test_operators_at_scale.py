@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.browser import cpu_of, looking_at
+from tests.support.cpu import measure_slowness
 from tests.support.local_stack import Stack
 from tests.support.operators_page import WIDE, OperatorsPage
 
@@ -217,7 +218,7 @@ _SCROLL = """async ([frames, changes]) => {
 
 @pytest.mark.parametrize("view", ["Adapters", "Replicas", "Requests", "Overview"])
 def test_a_frame_costs_less_than_its_time(full: OperatorsPage, view: str) -> None:
-    """Measure CPU time of the page's main thread, which other processes do not affect.
+    """Measure CPU time of the page's main thread, in milliseconds of a quiet machine.
 
     The page scrolls 7,200 pixels per second, first alone and then with changes to all adapters and
     replicas in each frame.
@@ -229,7 +230,7 @@ def test_a_frame_costs_less_than_its_time(full: OperatorsPage, view: str) -> Non
     for kind, changes in (("scrolled", False), ("changed", True)):
         before = busy()
         took = sorted(full.page.evaluate(_SCROLL, [FRAMES, changes]))
-        costs[kind] = (busy() - before) * 1000 / FRAMES
+        costs[kind] = (busy() - before) * 1000 / FRAMES / measure_slowness()
         frames[kind] = f"p50 {took[FRAMES // 2]:.1f} ms, p99 {took[-1]:.1f} ms"
     told = ", ".join(
         f"{kind}: {cost:.1f} ms of CPU, frames {frames[kind]}" for kind, cost in costs.items()

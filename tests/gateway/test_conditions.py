@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 
-_WITHIN_S = 60.0
+_WITHIN_S = 300.0
 
 
 class _Odd(FakeTriton):

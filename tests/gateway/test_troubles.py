@@ -192,7 +192,7 @@ async def test_what_cannot_be_found_is_named_without_the_words_of_its_error(
         raise ValueError("a-secret")
 
     service = cast("Service", SimpleNamespace(troubles=troubles))
-    async with poll_conditions(service, fail), asyncio.timeout(60):
+    async with poll_conditions(service, fail), asyncio.timeout(300):
         while "conditions" not in troubles.facts():
             await asyncio.sleep(0)
     text = troubles.facts()["conditions"]["text"]

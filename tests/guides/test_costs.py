@@ -153,14 +153,25 @@ def accepted(
 
 
 def too_slow(release: str, size: int, guides: list[Guide]) -> list[tuple[float, str]]:
-    """Return the guides that exceed the CPU time limit of a release, or fail in it."""
+    """Return the guides that exceed the CPU time limit of a release, or fail in it.
+
+    The CPU time of a guide is the minimum of three, since other load only makes a compilation
+    longer.
+    """
     vocabulary = (str(install_vocabulary()), str(size))
-    found = compile_guides(install_release(release), guides, vocabulary)
-    return [
-        (seconds, why or text[:500])
-        for (why, seconds), (_, text) in zip(found, guides, strict=True)
-        if why is not None or seconds > MAX_CPU_S[size]
-    ]
+    exceeding: list[tuple[float, str]] = []
+    for _ in range(3):
+        if not guides:
+            break
+        found = compile_guides(install_release(release), guides, vocabulary)
+        slow = [
+            (guide, seconds, why)
+            for guide, (why, seconds) in zip(guides, found, strict=True)
+            if why is not None or seconds > MAX_CPU_S[size]
+        ]
+        guides = [guide for guide, _, _ in slow]
+        exceeding = [(seconds, why or text[:500]) for (_, text), seconds, why in slow]
+    return exceeding
 
 
 @pytest.mark.slow

@@ -352,7 +352,7 @@ async def test_connections_to_triton_use_renewed_certificates(
     first = _pair(authority, "first")
     secret = Secret(tmp_path / "secret", **first)
     options = ConnectionOptions(transport, authority.file, secret["crt"], secret["key"])
-    async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(60):
+    async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(300):
         client = TritonClient(f"grpcs://127.0.0.1:{proxy.port}", options)
         try:
             stream = await client.infer(stream_request(300), metadata={})
@@ -394,7 +394,7 @@ async def test_connections_to_triton_trust_a_renewed_authority(
     trusted = tmp_path / "ca.pem"
     trusted.write_bytes(other.file.read_bytes())
     options = ConnectionOptions("http2", trusted, *authority.issue("client"))
-    async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(60):
+    async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(300):
         client = TritonClient(f"grpcs://127.0.0.1:{proxy.port}", options)
         try:
             assert not await _is_reached(client)
@@ -493,7 +493,7 @@ async def test_traces_are_sent_with_renewed_certificates(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.file))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", str(secret["crt"]))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CLIENT_KEY", str(secret["key"]))
-    async with _https(authority, mutual=True) as proxy, asyncio.timeout(60):
+    async with _https(authority, mutual=True) as proxy, asyncio.timeout(300):
         tracer = Tracer(f"https://127.0.0.1:{proxy.port}")
 
         async def sent() -> int:
@@ -519,7 +519,7 @@ async def test_sources_of_adapters_are_trusted_by_renewed_authorities(
     trusted = tmp_path / "ca.pem"
     trusted.write_bytes(Authority(tmp_path, "other").file.read_bytes())
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-    async with _https(authority, mutual=False) as proxy, asyncio.timeout(60):
+    async with _https(authority, mutual=False) as proxy, asyncio.timeout(300):
         source = parse(f"https://127.0.0.1:{proxy.port}/zh")
 
         async def look() -> object:

@@ -26,7 +26,7 @@ from tests.support.raw_http import post
 pytestmark = pytest.mark.slow
 
 MEGABYTE = 2**20
-HANGS_AFTER_S = 60
+HANGS_AFTER_S = 300
 TEXT = "The capital of France is Paris. "
 HUGE = TEXT * (8 * 10**6 // len(TEXT))
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
@@ -217,7 +217,7 @@ async def test_one_too_many_is_refused_before_its_body_is_read(tmp_path: Path, p
         head = post(path, b"", f"authorization: Bearer {KEYS['small']}".encode())
         reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
         writer.write(head.replace(b"length: 0", b"length: 8000000"))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             answer = await reader.readuntil(b"\r\n")
         assert answer.startswith(b"HTTP/1.1 429 ")
         writer.close()

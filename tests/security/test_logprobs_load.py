@@ -26,7 +26,7 @@ KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
 FLOOD, SMALL = ({"authorization": f"Bearer {key}"} for key in KEYS.values())
 TOKENS = list(range(32, 62))
 ASKED = {"model": "m", "prompt": "x", "max_tokens": len(TOKENS), "stream": True}
-HANGS_AFTER_S = 60
+HANGS_AFTER_S = 300
 
 
 class World:

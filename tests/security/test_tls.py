@@ -164,7 +164,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
             assert await asyncio.to_thread(tier.position) == (None, None)
             listening = tier.listen()
             first = asyncio.ensure_future(anext(listening))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while not first.done():
                     await asyncio.to_thread(tier.want, "a" * 64)
                     await asyncio.sleep(0.05)

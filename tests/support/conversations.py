@@ -29,6 +29,6 @@ async def following(folder: Path, url: str | None, **more: Any) -> AsyncIterator
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.02)

@@ -16,7 +16,7 @@ from gateway.http.server import Server, bind
 from gateway.server import GatewayApplication
 from tests.support.compared_words import words_compared_once
 
-_READY_WITHIN_S = 60.0
+_READY_WITHIN_S = 300.0
 
 
 def save_tokenizer(folder: Path) -> None:

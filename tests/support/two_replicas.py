@@ -56,7 +56,7 @@ class Pair:
 
     async def until_ready(self, *indexes: int) -> None:
         names = [self.endpoints[index] for index in indexes or (0, 1)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not all(
                 metric_of(self.service, "gateway_replica_ready", replica=name) for name in names
             ):

@@ -24,6 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.support.cpu import measure_slowness
+
+# Longer times are scaled to those of a quiet machine.
+_SHORT_S = 0.2
 _BYTES = [bytes([code]) for code in range(256)]
 # any_whitespace, no indent, no separators, strict_mode
 _JSON = (True, None, None, True)
@@ -66,7 +70,10 @@ def main() -> None:
                 matcher.reset()
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
-        print(json.dumps([why, time.process_time() - started, accepted]), flush=True)
+        seconds = time.process_time() - started
+        if seconds > _SHORT_S:
+            seconds /= measure_slowness()
+        print(json.dumps([why, seconds, accepted]), flush=True)
 
 
 def _compile(core: Any, compiler: Any, kind: str, text: str) -> Any:

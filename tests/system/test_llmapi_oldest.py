@@ -44,7 +44,7 @@ async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
             request = asyncio.create_task(
                 client.post("/v1/completions", json=body | {"max_tokens": ENDLESS})
             )
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while replica.in_flight == 0:
                     await asyncio.sleep(0.01)
                 request.cancel()

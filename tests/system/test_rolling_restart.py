@@ -26,7 +26,7 @@ from tests.support.stopped import stop, wait_until_sent
 pytestmark = pytest.mark.slow
 
 KEY = "sk-acme-key"
-HANGS_AFTER_S = 120
+HANGS_AFTER_S = 300
 PATIENCE_S = 240
 CLIENTS = 4  # few, so that a small machine has time to start a gateway
 PROMPT = "The capital of France is"

@@ -97,7 +97,7 @@ async def steps_of_an_abandoned(
     seconds = time.monotonic() - at
     if runs_on:
         # Triton updates the gauge of steps a moment after the gauge of active requests.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while await asyncio.to_thread(steps) < begun + tokens:
                 await asyncio.sleep(0.01)
     return await asyncio.to_thread(steps) - begun, left - begun, seconds

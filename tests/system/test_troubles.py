@@ -14,7 +14,7 @@ from tests.support.local_stack import Stack
 from tests.support.operated_gateway import ADMIN
 from tests.support.redis_server import running_redis
 
-_WITHIN_S = 60.0
+_WITHIN_S = 300.0
 KEYS = "the keys in"
 OVERRIDES = "overrides of replicas in"
 CONVERSATIONS = "conversations are not stored in"

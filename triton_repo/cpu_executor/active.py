@@ -29,7 +29,7 @@ from triton_repo.cpu_executor.words import StopWords
 
 
 class ActiveRequest:
-    """A request from its fetch to its final response.
+    """A request that the executor's loop has fetched and that has no final response yet.
 
     ``max_tokens`` may be below the number that the client requested, because the engine's
     ``max_seq_len`` limits prompt plus output.
@@ -78,9 +78,9 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
-        # Key of the KV cache blocks that the request may reuse. A prompt's keys and values depend
-        # on the adapter and on the prompt table, so the key has the adapter's task id and the extra
-        # ids, which identify the prompt table.
+        # The request may reuse only stored KV cache blocks with the same `reuse_key`. The contents
+        # of a block depend on the adapter and on the prompt table. The key therefore consists of
+        # the adapter's task id, and of the tokens' extra ids, which identify the prompt table.
         tuning = request.prompt_tuning_config
         extra_ids = None if tuning is None else tuning.input_token_extra_ids
         self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
@@ -93,7 +93,10 @@ class ActiveRequest:
 
     @property
     def is_ready(self) -> bool:
-        """True if the LoRA adapter and the guide are prepared, or their preparation has failed."""
+        """True if the preparation of the LoRA adapter and of the guide (grammar) has ended.
+
+        A preparation that has failed has also ended.
+        """
         return (self.adapter is None or self.adapter.is_ready) and (
             self.guide is None or self.guide.done()
         )
@@ -153,9 +156,10 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Return the responses with output that no earlier response had.
+        """Return responses with the output since the last call.
 
-        If the request has failed, return the error response. After that, return no responses.
+        If the request has failed, the first call returns the error response, and later calls return
+        no responses.
         """
         if self.failure is not None:
             return [] if self.is_done else [self.fail(self.failure)]
@@ -194,9 +198,9 @@ class ActiveRequest:
     def _is_verifying(self, sequence: Sequence) -> bool:
         """Return True while all generated tokens equal the draft tokens.
 
-        No output is sent during this time. TensorRT-LLM verifies all draft tokens in one step, and
-        sends the accepted tokens in one response. Here each step generates a single token, so the
-        accepted tokens must be held back.
+        No output is sent as long as this is True. TensorRT-LLM verifies all draft tokens in one
+        step, and sends the accepted tokens in one response. Here each step generates a single
+        token, so accepted tokens are held back until they can be sent together.
         """
         count = len(sequence.tokens)
         return count <= len(self.draft) and sequence.tokens == self.draft[:count]
@@ -243,7 +247,7 @@ class ActiveRequest:
 
     def _generation_logits(self, sequences: list[Sequence]) -> NDArray[np.float32] | None:
         if self.streaming:
-            # Return no logits for several beams, as upstream does.
+            # If a stream has several beams, return no logits, as TensorRT-LLM does.
             if self.beam_width > 1 or not sequences[0].logits:
                 return None
             new, sequences[0].logits = sequences[0].logits, []
@@ -251,7 +255,7 @@ class ActiveRequest:
         if not any(s.logits for s in sequences):
             return None
         vocab = next(len(s.logits[0]) for s in sequences if s.logits)
-        # Return all `max_tokens` rows even if generation stopped early, as upstream does.
+        # Return all `max_tokens` rows even if generation stopped early, as TensorRT-LLM does.
         buffer = np.zeros((len(sequences), self.max_tokens, vocab), np.float32)
         for row, sequence in zip(buffer, sequences, strict=True):
             if sequence.logits:
@@ -259,7 +263,7 @@ class ActiveRequest:
         return buffer
 
     def stats(self) -> RequestStats:
-        """Return the request's statistics after the last iteration."""
+        """Return the request's statistics after the most recent iteration."""
         longest = max(self.sequences, key=lambda s: len(s.tokens))
         count, cache = len(longest.tokens), longest.cache
         ended = not self.list_unfinished()

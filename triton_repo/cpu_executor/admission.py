@@ -23,7 +23,8 @@ FETCH_ERROR = "Encountered an error when fetching new request: "
 # all active requests. Here it ends only the request that has the invalid value.
 STEP_ERROR = "Encountered an error in forwardAsync function: "
 
-# Fields of a request for models or decoding modes that the CPU executor does not support.
+# Fields of a request that the CPU executor refuses, because it lacks the model types and decoding
+# modes for which these fields exist.
 _UNSUPPORTED = (
     "position_ids",
     "mrope_config",
@@ -57,8 +58,9 @@ class AdmissionLimits:
     max_blocks: int
     tokens_per_block: int
     block_reuse: bool = False
-    # True for the policy MAX_UTILIZATION without context chunking. With this combination, a paused
-    # streaming request may be too long to start again.
+    # True for the policy MAX_UTILIZATION without context chunking. This policy may pause a request.
+    # The paused request starts again with a longer prompt, to which its generated tokens were
+    # added. A streaming request is refused if the longer prompt could exceed `max_input_len`.
     unchunked_max_utilization: bool = False
 
 
@@ -69,15 +71,15 @@ def refuse(what: str) -> RefusedError:
 def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> ActiveRequest:
     """Validate a queued request, and return it as an ``ActiveRequest``.
 
-    Raises ``RefusedError``, with upstream's message, if the request cannot run.
+    Raises ``RefusedError``, with TensorRT-LLM's message, if the request cannot run.
     """
     request = entry.request
     _check_supported(request)
     _check_ranges(request, config, limits)
     draft = _draft_tokens(request, config, limits)
     prompt_table = _prompt_table(request, config, limits)
-    # Limit the output to the tokens that remain of max_seq_len. Reserve space for the draft tokens
-    # of one step, even if this request has no draft tokens.
+    # Limit the output: prompt and output together must not exceed max_seq_len. Reserve space for
+    # the draft tokens of one step, even if this request has no draft tokens.
     room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
     active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
     _check_capacity(active, limits)
@@ -126,16 +128,16 @@ def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLi
             "not as expected. Expected last dimension to be same as vocab size: "
             f"{config.vocab_size}."
         )
-    # Check top_p_min and no_repeat_ngram_size here: upstream's constructor accepts these values,
-    # and upstream refuses them only when it fetches the request.
+    # Check top_p_min and no_repeat_ngram_size here: TensorRT-LLM's constructor accepts 0, and
+    # TensorRT-LLM refuses this value only when it fetches the request.
     if sampling.top_p_min == 0 or sampling.no_repeat_ngram_size == 0:
         raise refuse("Incorrect sampling config")
 
 
 def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
-    """Return the draft tokens of a request that will be verified.
+    """Return the draft tokens of a request that the executor must verify.
 
-    If prompt and draft tokens together exceed ``max_input_len``, the last draft tokens are dropped.
+    If prompt and draft tokens together exceed ``max_input_len``, the last draft tokens are omitted.
     """
     given = request.external_draft_tokens_config
     if given is None:
@@ -158,7 +160,7 @@ def _prompt_table(
 ) -> NDArray[np.float32] | None:
     """Return the request's prompt table as float32 ``[rows, hidden]``; None without a table.
 
-    Row i of the table is the embedding of the prompt id ``vocab_size + i``.
+    Row i of the table is the embedding of the token id ``vocab_size + i`` in the prompt.
     """
     given = request.prompt_tuning_config
     if given is None:

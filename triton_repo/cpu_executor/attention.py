@@ -1,7 +1,8 @@
-"""Grouped-query attention over block caches, for the packed batch of one iteration.
+"""Grouped-query attention over KV caches that are divided into blocks of tokens.
 
-A sequence's result does not depend on the other sequences in the batch. Every matrix product covers
-one sequence and one block of keys. Sums over blocks run in the order of the blocks.
+A sequence's result does not depend on the other sequences in the batch. For this purpose, every
+matrix product covers one sequence and one block of keys, and sums over blocks are computed in the
+order of the blocks.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from triton_repo.cpu_executor.kv_cache import SequenceCache
 
 Array = NDArray[np.float32]
 
-# Number of a prompt's queries in one matrix product. A tile starts at a multiple of this number in
-# the prompt. The shapes of the products are then the same for any division of the prompt into
-# chunks.
+# Number of query tokens in a tile. One matrix product computes the attention of a tile. Each tile
+# starts at a multiple of this number in the prompt. The shapes of the products are therefore the
+# same, no matter how the prompt is divided into chunks.
 QUERY_TILE = 64
 
 
 @dataclass(kw_only=True)
 class _Span:
-    """Array views for one sequence in a decode step.
+    """Views of the KV cache and of the result arrays for one sequence in a decode step.
 
-    The views cover all layers, so they are created once per iteration instead of once per layer.
+    The cache views cover all layers, so they are created once per iteration, not once per layer.
     """
 
     key_column: Array  # [layers, kv_heads, head_size]
@@ -70,9 +71,10 @@ class DecodeAttention:
             )
 
     def __call__(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """Append key and value ``[rows, kv_heads, head_size]`` to the caches; return the attention.
+        """Write the new tokens' keys and values into the caches. Return the attention's result.
 
-        ``query`` and the returned array are ``[rows, heads * head_size]``.
+        ``key`` and ``value`` are ``[rows, kv_heads, head_size]``. ``query`` and the result are
+        ``[rows, heads * head_size]``.
         """
         scores = self._scores
         for span, q, k, v in zip(self._spans, query.reshape(self._shape), key, value, strict=True):
@@ -110,8 +112,8 @@ class PrefillAttention:
         self.rows = count
         self._cache = cache
         self._shape = (kv_heads, heads // kv_heads, head_size)
-        # For each block to write to: the block's index, the slots in the block, and the chunk's
-        # rows.
+        # One entry for each block to which the chunk is written: the block's index, the token slots
+        # in the block, and the rows of the chunk that are written to these slots.
         self._writes: list[tuple[int, slice, slice]] = []
         for index in range(start // block, -(-end // block)):
             low, high = max(start, index * block), min(end, (index + 1) * block)
@@ -124,9 +126,10 @@ class PrefillAttention:
             self._tiles.append(_tile(rows, low, high, block))
 
     def __call__(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """Append key and value ``[rows, kv_heads, head_size]`` to the caches; return the attention.
+        """Write the new tokens' keys and values into the cache. Return the attention's result.
 
-        ``query`` and the returned array are ``[rows, heads * head_size]``.
+        ``key`` and ``value`` are ``[rows, kv_heads, head_size]``. ``query`` and the result are
+        ``[rows, heads * head_size]``.
         """
         cache = self._cache
         for index, slots, rows in self._writes:

@@ -2,15 +2,17 @@
 
 A step follows TensorRT-LLM's beam search layer:
 
-1. Add the log probabilities of the next tokens to the score of each live beam.
+1. Add the log probabilities of the next tokens to the score of each live (unfinished) beam.
 2. Take the best ``2 * beam_width`` continuations.
 3. If one of the best ``beam_width`` continuations has ended, move it to the finished beams.
 4. Continue with the best ``beam_width`` continuations that have not ended.
 
 The score of a finished beam is ``cum_log_prob / length^length_penalty``. Once ``beam_width`` beams
-are finished, ``early_stopping`` decides when the search ends. 1: immediately. 0: when no live beam
-is better than the worst finished beam. Other values: when no live beam can become better than the
-worst finished beam.
+are finished, the search ends at a time that depends on ``early_stopping``:
+
+- 1: at once.
+- 0: when no live beam is better than the worst finished beam.
+- Other values: when no live beam can become better than the worst finished beam.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class BeamSearch:
     def step(self, live: Seq[Sequence], logits: Array) -> None:
         """Continue each live beam by one token.
 
-        In the first step only one beam is live, and all others are derived from it. ``logits`` is
-        ``[live, vocab]`` and is modified.
+        In the first step only one beam is live, and its best continuations become the other beams.
+        ``logits`` is ``[live, vocab]`` and is modified.
         """
         request = self._request
         keep_logits = request.output.return_generation_logits and not request.streaming

@@ -1,7 +1,8 @@
-"""Base class of the decoder-only transformers, which compute float32 logits for a packed batch.
+"""Base class of the decoder-only transformers, which compute float32 logits.
 
-``llama`` and ``gpt`` define the layers of their models. This module packs the batch, runs attention
-over the caches, and selects the rows whose logits are needed.
+``llama`` and ``gpt`` define the layers of their models. This module packs the tokens of all
+sequences into one batch, runs attention over the KV caches, and selects the tokens for which the
+logits are computed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Chunk:
     """Number of tokens, counted from the chunk's end, whose logits are needed."""
     adapter: PreparedAdapter | None = None
     prompt_table: Array | None = None
-    """Embeddings ``[n, hidden]`` of the token ids ``vocab_size + i`` (p-tuning)."""
+    """Table ``[n, hidden]`` for p-tuning; row i is the embedding of token id ``vocab_size + i``."""
 
 
 class PackedBatch:
@@ -70,11 +71,11 @@ class PackedBatch:
     def embed(self, table: Array) -> Array:
         """Return the tokens' embeddings ``[rows, hidden]``.
 
-        Ids from the vocabulary's size on are looked up in the chunk's prompt table, others in
-        ``table``.
+        Ids below the vocabulary's size are looked up in ``table``, all other ids in the chunk's
+        prompt table if the chunk has one.
         """
-        # Clip the ids to the range of the table. Like upstream, the executor does not refuse ids
-        # outside the vocabulary, and such an id must not raise an error here and stop the loop.
+        # Clip the ids to the range of the table. Like TensorRT-LLM, the executor accepts ids
+        # outside the vocabulary. Without clipping, such an id could raise an IndexError.
         x = table[np.clip(self._tokens, 0, len(table) - 1)]
         start = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -130,15 +131,15 @@ class CausalLM(ABC):
     def __init__(self, config: CpuEngineConfig, folder: Path) -> None:
         self.config = config
         self.parameter_bytes = sum(path.stat().st_size for path in files(folder))
-        # Scale of attention scores. The subclass multiplies the query weights by it when it loads
-        # them.
+        # Scale of attention scores. Subclasses load the query weights through `fold_qkv`, which
+        # multiplies them by this scale.
         self._query_scale = np.float32(1 / math.sqrt(config.head_size))
 
     def forward(self, chunks: Sequence[Chunk]) -> Array:
         """Process all chunks as one batch, and append their keys and values to the caches.
 
-        Returns float32 logits ``[n, vocab]`` of the rows that the chunks need, in the order of the
-        chunks. Chunks with one token must come before all others.
+        Returns float32 logits ``[n, vocab]``, in the order of the chunks: for each chunk, the rows
+        of its last ``Chunk.logits`` tokens. Chunks with one token must come before all others.
         """
         batch = PackedBatch(self.config, chunks)
         x = self._layers_of(batch)
@@ -146,10 +147,10 @@ class CausalLM(ABC):
         return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Return [q, k, v] as the model stores them: q is multiplied by the attention scale.
+        """Convert the q, k and v tensors of a layer to the form in which the model stores them.
 
-        ``parts`` has the three weight matrices, biases or LoRA B matrices of a layer. None stands
-        for a missing bias, and is returned as None.
+        The base class multiplies q by the attention scale. ``parts`` has three weight matrices,
+        three biases or three LoRA B matrices. A missing bias is None, and is returned as None.
         """
         query, key, value = parts
         return [None if query is None else query * self._query_scale, key, value]

@@ -1,9 +1,14 @@
 """Argument conversion and checks like those of TensorRT-LLM's Python bindings.
 
-The real classes are C++ behind pybind11. An int argument accepts any object with ``__index__`` and
-an array with one element; a float accepts ints; a bool accepts any object, including ``None``; a
-duration is a ``datetime.timedelta`` or float seconds. A failed check is a ``RuntimeError`` whose
-text begins with ``[TensorRT-LLM][ERROR] Assertion failed:``. A wrong type is a ``TypeError``.
+The real classes are C++ behind pybind11. Arguments are converted by their type:
+
+- int: an object with ``__index__``, or an array with one such element.
+- float: a number.
+- bool: any object, including ``None``.
+- duration: a ``datetime.timedelta``, or a float in seconds.
+
+A failed check raises a ``RuntimeError`` whose text begins with
+``[TensorRT-LLM][ERROR] Assertion failed:``. A wrong type raises a ``TypeError``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 
 class SequenceDecoder:
-    """Decoder that chooses the next token of each sequence, and ends finished sequences."""
+    """Decoder that chooses the next token of each sequence, and finds out if a sequence ends."""
 
     def __init__(self, vocab_size: int, normalize_log_probs: bool) -> None:
         self._vocab_size = vocab_size
@@ -28,8 +28,8 @@ class SequenceDecoder:
     def prepare(self, request: ActiveRequest) -> None:
         """Create the decoding state of a request's sequences. Call this before its first step.
 
-        Raises ``GuideError`` if the guide could not be compiled. As in upstream, this error ends
-        the step and all requests in the step.
+        Raises ``GuideError`` if the guide (grammar) could not be compiled. As in TensorRT-LLM, this
+        error ends the step and all requests in the step.
         """
         request.stop_words = StopWords(request.request.stop_words or ())
         for sequence in request.sequences:
@@ -41,7 +41,10 @@ class SequenceDecoder:
             request.beams = BeamSearch(request)
 
     def decode(self, ready: Seq[tuple[ActiveRequest, Sequence]], logits: Array) -> None:
-        """Choose and append one token for each ready sequence. ``logits`` is ``[ready, vocab]``."""
+        """Choose and append one token for each sequence in ``ready``.
+
+        ``logits`` is ``[len(ready), vocab]``: the logits of the next token of each sequence.
+        """
         samples = [i for i, (request, _) in enumerate(ready) if request.beams is None]
         if samples:
             own = logits if len(samples) == len(ready) else logits[samples]
@@ -78,10 +81,11 @@ class SequenceDecoder:
 
 
 def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
-    """Set the logits of ids that the request's guide forbids to -inf, in place.
+    """Set the logits of ids that the request's guide (grammar) forbids to -inf, in place.
 
-    The guide takes precedence over banned ids and the minimum length. If every id that the guide
-    allows is banned or too early, one of these ids is chosen nevertheless.
+    The guide takes precedence over banned ids: if it allows only banned ids, one of them is chosen.
+    It also takes precedence over the minimum length: if it allows only end ids, one of them is
+    chosen even below the minimum length.
     """
     assert sequence.guide is not None
     assert sequence.sampling is not None

@@ -1,4 +1,6 @@
-"""Engine folders of the CPU executor: a TensorRT-LLM engine's ``config.json``, and the weights.
+"""Engine folders of the CPU executor, which contain the weights and a ``config.json``.
+
+The ``config.json`` has the format of a TensorRT-LLM engine.
 
 ``build`` creates an engine folder from the Hugging Face folder of a Llama or GPT-2. ``load_config``
 reads the configuration of an engine folder. A Hugging Face folder is also accepted as an engine,

@@ -1,4 +1,7 @@
-"""Check and conversion of LoRA weights and prompt tables, which have the engine's dtype."""
+"""Check of the dtype of LoRA weights and prompt tables, and their conversion to float32.
+
+Both must have the engine's dtype.
+"""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ class Executor:
     Durations are ``datetime.timedelta`` or float seconds.
 
     In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and accept no
-    requests. As in upstream, the other ranks call ``shutdown`` to wait for the leader. In the CPU
-    executor, this call blocks until the process is killed, because the other ranks cannot detect
-    that the leader has ended.
+    requests. As in TensorRT-LLM, the other ranks call ``shutdown`` to wait for the leader. In the
+    CPU executor, this call blocks until the process is killed, because the other ranks cannot
+    detect that the leader has ended.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Executor:
         """Wait for responses, and return them.
 
         Args:
-            id: None to wait for responses to any request. A request id to wait for responses to
-                this request. Several request ids to get a list of responses for each of them. As
-                in upstream, a duration in this position is used as `timeout`.
+            id: id of the request to wait for; None to wait for any request. For several ids, the
+                result has a list of responses for each id. As in TensorRT-LLM, a duration in this
+                position is used as `timeout`.
             timeout: the longest wait, as a ``timedelta`` or in seconds; None to wait without limit.
 
         Return ``[]`` (for several ids, one ``[]`` per id) on timeout or shutdown.

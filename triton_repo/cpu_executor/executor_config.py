@@ -261,8 +261,9 @@ class GuidedDecodingConfig:
 class ExecutorConfig:
     """The settings of an ``Executor``.
 
-    ``scheduler_config`` and ``kv_cache_config`` return the stored objects. Other properties with an
-    object as value return a copy. Further attributes may be set on an instance.
+    Some settings are objects of other classes. ``scheduler_config`` and ``kv_cache_config`` return
+    the stored objects. ``parallel_config``, ``peft_cache_config``, ``decoding_config`` and
+    ``extended_runtime_perf_knob_config`` return copies. An instance also accepts other attributes.
     """
 
     max_beam_width = Field(as_int, _positive)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GuideError(Exception):
-    """The guide is not a valid grammar, or the grammar allows no next token."""
+    """A request's guide is not a valid grammar, or its grammar allows no next token."""
 
 
 class GuideState:

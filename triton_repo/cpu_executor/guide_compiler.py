@@ -1,9 +1,10 @@
 """Guided decoding: compilation of a request's guide to a grammar over the model's vocabulary.
 
 A guide is the constraint that a request's output must follow: any JSON, a JSON schema, a regular
-expression or an EBNF grammar. llguidance compiles the guides, even if the configuration names
-another backend. `guides.grammar` reproduces the differences between the backends. This module needs
-llguidance, so it is imported only if guided decoding is configured.
+expression or an EBNF grammar. llguidance compiles the guides, even if the configuration names the
+backend xgrammar. In this case, `guides.grammar` first converts the guide to a grammar that allows
+the same texts as xgrammar does. This module needs llguidance, so it is imported only if guided
+decoding is configured.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KINDS: dict[GuideKind, Kind] = {
 
 
 class GuideCompiler:
-    """Compiler of guides.
+    """Compiler of requests' guides to grammars.
 
     The compiler runs in one separate thread, so a guide that takes long to compile does not delay
     the requests that are already running.
@@ -71,7 +72,7 @@ class GuideCompiler:
             if matcher.is_error():
                 raise GuideError(reason(matcher.get_error()))
             # Compute the first mask now. If the grammar matches no text at all, this raises an
-            # error before the prompt runs.
+            # error before the executor processes the prompt.
             guide.mask(np.zeros(self._vocab_size, np.float32), sorted(self.stop_ids))
         except (GuideError, ValueError, RecursionError) as error:
             raise GuideError(f"Invalid guide of type {kind}: {error}") from error

@@ -35,7 +35,7 @@ PREPARATION_POLL_SECONDS = 0.002
 
 
 class InflightLoop(RequestLoop):
-    """Loop that runs a model on the requests in a mailbox."""
+    """Loop that takes requests from a `Mailbox`, and runs a model on them."""
 
     def __init__(
         self, model: CausalLM, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox
@@ -45,8 +45,8 @@ class InflightLoop(RequestLoop):
         max_tokens = kv_cache.max_tokens or default_max_tokens(
             config, kv_cache.free_gpu_memory_fraction
         )
-        # Reuse KV cache blocks only if the engine was built with paged context FMHA, because
-        # upstream needs those attention kernels to reuse blocks.
+        # Reuse KV cache blocks only if the engine was built with paged context FMHA. In
+        # TensorRT-LLM, only the attention kernels of this option can reuse blocks.
         reuse = kv_cache.enable_block_reuse and config.use_paged_context_fmha
         self._pool = BlockPool(max(1, max_tokens // size), size, reuse)
         policy = settings.scheduler_config.capacity_scheduler_policy
@@ -151,8 +151,8 @@ class InflightLoop(RequestLoop):
                 ready += choosing
                 rows += [end - 1] * len(choosing)
         if ready:
-            # Index with a list, which copies the rows. The decoder modifies rows in place, and
-            # several samples of a request may have the same row.
+            # The decoder modifies rows in place, and several samples of a request may use the same
+            # row. Select the rows with a list of indices, because numpy then copies each row.
             self._decoder.decode(ready, logits[rows])
         for request, sequence in ready:
             request.note_token(self._iteration)
@@ -185,7 +185,7 @@ class InflightLoop(RequestLoop):
             self._store(request, work.sequence)
 
     def _split(self, work: Work) -> list[tuple[ActiveRequest, Sequence]]:
-        """Return the sequences that choose their next token from the logits of this work.
+        """Return the sequences whose next tokens are chosen from the logits of ``work``.
 
         The prompt of a request is processed once, in the KV cache of the first sample. When the
         prompt is complete, the other samples get copies of this cache.

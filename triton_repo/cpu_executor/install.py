@@ -96,8 +96,9 @@ _FILLERS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install(folder: Path) -> list[Path]:
-    """Write the packages into `folder`, and return their paths. The folder is created if missing.
+    """Write replacements of the packages `tensorrt_llm` and `torch` into `folder`.
 
+    Return their paths. If torch is installed, it is not replaced. The folder is created if missing.
     Raises FileExistsError if TensorRT-LLM is installed for this Python.
     """
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder.resolve()]

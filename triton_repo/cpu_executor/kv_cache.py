@@ -101,7 +101,9 @@ class _Stored:
 
 
 class BlockPool:
-    """The limit on KV cache blocks, and the stored blocks that later prompts may reuse.
+    """Store of KV cache blocks that later prompts may reuse.
+
+    The pool also limits the number of blocks that running requests use.
 
     Stored blocks only use the capacity that running requests do not need. Blocks of the lowest
     priority are evicted first. Among blocks of equal priority, the least recently used block is
@@ -126,8 +128,8 @@ class BlockPool:
         # memory only to blocks that have been written.
         self._keys: Array | None = None
         self._values: Array | None = None
-        # Indices of free blocks in the arrays. The last index is taken first, so indices that were
-        # used before are used again before new ones.
+        # Indices of free blocks in the arrays. The last index is taken first. A freed index is
+        # therefore used again before an index that was never used.
         self._free = list(range(max_blocks - 1, -1, -1))
         self._by_priority: dict[int, OrderedDict[bytes, None]] = {}
         self._expiries: list[tuple[float, bytes]] = []
@@ -257,7 +259,8 @@ class BlockPool:
 
     def _expire(self, when: float, name: bytes) -> None:
         block = self._stored.get(name)
-        # Ignore the expiry if it belongs to an earlier copy of the block, which was evicted since.
+        # Ignore the expiry if it belongs to an earlier block of this name. That block was evicted,
+        # and the block was stored again with another expiry.
         if block is not None and block.expires == when:
             del self._by_priority[block.priority][name]
             block.priority = DEFAULT_PRIORITY
@@ -268,9 +271,9 @@ class BlockPool:
 def _retention(
     config: KvCacheRetentionConfig | None, first_token: int, generated: bool
 ) -> tuple[int, float | None]:
-    """Return the retention priority of a block, and the time in seconds after which it expires.
+    """Return the retention priority of a block, and the seconds for which the priority is valid.
 
-    The time is None if the priority does not expire.
+    The seconds are None if the priority does not expire.
     """
     if config is None:
         return DEFAULT_PRIORITY, None

@@ -3,9 +3,9 @@
 A plain ``x @ w`` may round a row differently if the number of rows changes, because BLAS then uses
 other kernels. The greedy output of a request could then depend on the other requests in the batch.
 Here each row is a separate matrix-vector product. Most steps of the tests and of the demo have a
-single row. Such a step takes an eighth of the time that a matrix product with a few rows takes. For
-hundreds of rows, the separate products take as long as one large product, because the weights stay
-in the processor's caches.
+single row, so they are fast: the product of one row takes an eighth of the time of a matrix product
+with a few rows. For hundreds of rows, the separate products take as long as one large product,
+because the weights stay in the processor's caches.
 """
 
 from __future__ import annotations

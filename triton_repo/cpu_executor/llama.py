@@ -156,9 +156,9 @@ def rotary_order(config: CpuEngineConfig) -> NDArray[np.int64]:
 def rotations(config: CpuEngineConfig) -> NDArray[np.complex64]:
     """Return the rotations of RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
 
-    Frequencies are the same as in transformers. The scaling is ``default`` (none), ``linear`` (all
-    frequencies are divided by ``factor``) or ``llama3`` (frequencies of long wavelengths are
-    divided by ``factor``, frequencies of medium wavelengths by less).
+    The frequencies are the same as in transformers. The scaling ``default`` does not change them.
+    ``linear`` divides all frequencies by ``factor``. ``llama3`` divides frequencies with long
+    wavelengths by ``factor``, and those with medium wavelengths by a smaller number.
     """
     size = config.head_size
     frequency = config.rotary_base ** -(np.arange(0, size, 2, dtype=np.float64) / size)

@@ -121,7 +121,7 @@ class RequestLoop(ABC):
             progress = self._advance()
             responses += [x for r in self._active for x in r.responses()]
         except Exception as error:
-            # Fail all active requests after an error in a step, as upstream does.
+            # Fail all active requests after an error in a step, as TensorRT-LLM does.
             log.exception("error in a step with %d active requests", len(self._active))
             text = f"Encountered an error in forwardAsync function: {error}"
             responses += [r.fail(text) for r in self._active if not r.is_done]
@@ -194,7 +194,8 @@ class RequestLoop(ABC):
     def _activate(self, entry: Queued) -> ActiveRequest:
         request = admit(entry, self._config, self._limits)
         if self._static and request.streaming:
-            # With static batching, send one complete response without the prompt, as upstream does.
+            # With static batching, send one complete response without the prompt, as TensorRT-LLM
+            # does.
             request.streaming = False
             request.output.exclude_input_from_output = True
         guide = entry.request.guided_decoding_params

@@ -35,9 +35,9 @@ MODULE_NAMES = {
     6: "mlp_4h_to_h",
     7: "mlp_gate",
 }
-# For each projection of the model: the ids of the LoRA modules that are fused in it, in the order
-# of their rows. For a Llama, TensorRT-LLM calls the checkpoint's gate_proj mlp_h_to_4h, and the
-# checkpoint's up_proj mlp_gate.
+# Maps each projection of the model to the ids of its LoRA modules. If a projection fuses several
+# modules, its weight matrix has the rows of the modules in this order. For a Llama, TensorRT-LLM
+# calls the checkpoint's gate_proj mlp_h_to_4h, and the checkpoint's up_proj mlp_gate.
 PROJECTIONS = {
     "qkv": (1, 2, 3),
     "output": (4,),
@@ -138,7 +138,7 @@ def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any])
 def prepare(
     config: CpuEngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
 ) -> PreparedAdapter:
-    """Return the adapter of validated tensors, converted to the model's fused projections."""
+    """Convert an adapter's validated tensors to matrices for the model's fused projections."""
     if model is None:
         return PreparedAdapter({})
     parts: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -169,8 +169,8 @@ def _fuse(
 ) -> tuple[Linear, Linear]:
     """Return the matrices (A, B) of a fused projection.
 
-    A has the A matrices of all modules stacked; B has the B matrices block-diagonally. An entry of
-    ``parts`` is None if the adapter does not change that module.
+    A stacks the A matrices of the modules. B is block-diagonal, and its blocks are the B matrices
+    of the modules. An entry of ``parts`` is None if the adapter does not change that module.
     """
     ranks = [0 if part is None else len(part[0]) for part in parts]
     ups = [
@@ -224,8 +224,8 @@ class CachedAdapter:
 class LoraCache:
     """The host cache of adapters by task id, with a limit in bytes. Not thread-safe.
 
-    An adapter counts with the size of its values in the engine's dtype, without padding. If a
-    request sends weights for a task id that is already cached, they are ignored, as in upstream. A
+    The limit counts an adapter's values in the engine's dtype, without padding. If a task id is
+    already cached, the weights in a request with this id are ignored, as in TensorRT-LLM. A
     separate thread prepares new adapters, so a large adapter does not delay other requests.
     """
 
@@ -325,7 +325,7 @@ class LoraCache:
 class LoraBatch:
     """The adapters that are used in one packed batch.
 
-    Each adapter comes with the indices of the batch's rows (tokens) that use it.
+    ``rows`` has, for each adapter, the indices of the batch's rows (tokens) that use the adapter.
     """
 
     def __init__(self, rows: Sequence[tuple[PreparedAdapter, NDArray[np.int64]]]) -> None:

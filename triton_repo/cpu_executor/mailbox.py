@@ -21,7 +21,7 @@ from triton_repo.cpu_executor.stats import IterationStats, RequestStatsPerIterat
 
 
 class Queued:
-    """A queued request with its id, which the loop has not fetched yet."""
+    """A request that the loop has not fetched from the queue yet, and the request's id."""
 
     __slots__ = ("arrival", "id", "request", "sequences")
 

@@ -61,7 +61,7 @@ class RequestPerfMetrics:
 class Result:
     """The output of one sequence, or of all beams, in one response of the executor.
 
-    Logits are float32 tensors of torch, or of `torch_tensors` without torch.
+    Logits are float32 tensors of torch, or of the module `torch_tensors` if torch is not loaded.
 
     Attributes:
         output_token_ids: a list of token ids per beam.

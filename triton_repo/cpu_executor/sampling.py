@@ -1,9 +1,9 @@
 """Choice of the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
 
 The steps have the order of TensorRT-LLM's decoding layers: embedding bias, temperature, repetition,
-presence and frequency penalty, minimum length, banned ids, choice. The penalties count prompt
-tokens too. One result differs from TensorRT-LLM. Temperature 0 is always greedy here, while
-TensorRT-LLM samples at temperature 1 if top_p is the only other parameter.
+presence and frequency penalty, minimum length, banned ids, and the choice itself. The penalties
+also count prompt tokens. One behaviour differs: temperature 0 is always greedy here. TensorRT-LLM
+samples at temperature 1 if a request has temperature 0 and top_p, but no other sampling parameter.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def choose(
 
     By default, probabilities are normalized over the complete vocabulary. If
     ``normalize_log_probs`` is True, the probabilities in a row with top_k are normalized over the
-    ``top_k`` best ids. In a greedy row, the chosen token then has the probability 1.
+    ``top_k`` best ids. With this setting, the log probability of a greedy row's token is 0.
     """
     tokens = np.argmax(logits, axis=1)
     drawn = [i for i, state in enumerate(states) if not state.greedy]
@@ -247,16 +247,16 @@ def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     groups = padded.reshape(rows, -1, GROUP)
     ends = np.cumsum(np.add.reduce(groups, axis=2), axis=1, dtype=np.float64)
     target = uniform * ends[:, -1]
-    # Keep the target below the total: rounding could raise it to the total, where no group is
-    # found.
+    # Keep the target below the total. A target that rounding has made equal to the total would be
+    # in no group.
     target = np.minimum(target, np.nextafter(ends[:, -1], 0))
     group = np.count_nonzero(ends <= target[:, None], axis=1)
     line = np.arange(rows)
     inside = groups[line, group]
     before = np.where(group > 0, ends[line, group - 1], 0)
     reached = np.cumsum(inside, axis=1, dtype=np.float64) + before[:, None] > target[:, None]
-    # Fall back to the last id of the group with a positive weight. Sums over groups and sums over
-    # ids round differently, so the target may be just above the group's sum.
+    # Because of rounding, the target may be just above the cumulative sum at the end of the group
+    # that was found. In this case, use the group's last id with a positive weight.
     last = GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
     offset = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
     return np.asarray(group * GROUP + offset, np.int64)

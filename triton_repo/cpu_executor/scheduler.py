@@ -21,8 +21,9 @@ PREFILL_TOKENS = 128
 class Work:
     """Tokens of one sequence that the model processes in an iteration.
 
-    ``last`` is True if the model's logits for these tokens determine the sequence's next token. It
-    is False for a part of a prompt that does not reach the prompt's end. ``in_prompt`` is True if
+    ``last`` is True if the model's logits for these tokens determine the sequence's next token. If
+    the tokens are a part of a prompt that ends before the prompt's end, ``last`` is False. For a
+    prompt that is processed again after a pause, ``last`` is also False. ``in_prompt`` is True if
     the sequence has no generated tokens yet.
     """
 
@@ -102,7 +103,7 @@ class Scheduler:
     def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
         """Return the tokens to process in one iteration, one `Work` per sequence.
 
-        Items with a single token come first, as ``CausalLM.forward`` requires.
+        `Work` objects with a single token come first, as ``CausalLM.forward`` requires.
         """
         steps: list[Work] = []
         pieces: list[Work] = []
@@ -117,17 +118,18 @@ class Scheduler:
                     stepping.append(Work(request, sequence, sequence.tokens[-1:], True, False))
                 else:
                     prompts.append((request, sequence))
-            # Run all beams of a request together, also after a pause.
+            # A beam search needs one step of all beams at once. After a pause, wait until the
+            # prompts of all beams have been processed again.
             if request.beam_width == 1 or len(stepping) == request.beam_width:
                 steps += stepping
-        # Allow at least QUERY_TILE prompt tokens. A chunk within a prompt ends at a multiple of
-        # QUERY_TILE, so with a smaller budget a prompt might never be processed further.
+        # Allow at least QUERY_TILE prompt tokens. A chunk that does not reach the prompt's end must
+        # end at a multiple of QUERY_TILE. With a smaller budget, no such chunk might be possible.
         budget = max(QUERY_TILE, min(PREFILL_TOKENS, self._max_num_tokens - len(steps)))
         for request, sequence in prompts:
             assert sequence.cache is not None
             done = sequence.cache.length
-            # After a pause, the generated tokens are part of the prompt. Leave out the last one: it
-            # is processed in an ordinary decode step, which chooses the next token.
+            # After a pause, the generated tokens are part of the prompt, except the last token. An
+            # ordinary decode step processes the last token, and chooses the next token.
             context = len(request.prompt) + max(0, len(sequence.tokens) - 1)
             count = min(context - done, budget)
             if done + count < context:

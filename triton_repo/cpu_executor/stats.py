@@ -1,8 +1,8 @@
 """Iteration statistics of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17).
 
-A class in this module must not have an attribute that upstream's class lacks. For each metric,
+A class in this module must not have an attribute that TensorRT-LLM's class lacks. For each metric,
 ``model.py`` searches several statistics objects with ``hasattr``, and reads the value from the
-first object that has the attribute.
+first object that has the attribute. An additional attribute could therefore be read by mistake.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 class Tensor(np.ndarray[Any, Any]):
     """A numpy array that can be used as a CPU tensor of torch.
 
-    numpy has a single object for each built-in dtype, and `TORCH` has the same objects. If `torch`
-    is a module that is built from `TORCH`, `tensor.dtype is torch.float32` is therefore True for a
-    float32 tensor.
+    numpy has a single object for each built-in dtype. The mapping `TORCH`, from which a replacement
+    of the module `torch` is built, has the same objects. For a float32 tensor, the expression
+    `tensor.dtype is torch.float32` is therefore True.
     """
 
     def squeeze(self, dim: int | None = None) -> Tensor:  # type: ignore[override]

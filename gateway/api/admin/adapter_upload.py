@@ -71,7 +71,7 @@ async def read_upload(request: Request, max_bytes: int) -> FormData:
 
 
 def get_text_field(form: FormData, name: str) -> str:
-    """Return a text field of the form. Raise InvalidRequest if it is missing."""
+    """Return a text field of the form. Raise InvalidRequest if the field is missing or empty."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"You must provide the form field {name}.", param=name)
@@ -88,10 +88,10 @@ def make_folder() -> Path:
 
 
 def save_files(form: FormData, folder: Path) -> None:
-    """Copy the form's files into `folder`. Blocks, so call this function in a thread.
+    """Copy the uploaded files of the form into `folder`.
 
-    Raise InvalidRequest for a file that has none of the file names of an adapter. Raise StoreError
-    if writing fails.
+    Blocks, so call this function in a thread. Raise InvalidRequest for a file name that adapters do
+    not have. Raise StoreError if writing fails.
     """
     files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, *npy_files.ALL}
     files |= {tokenizer_config.FILE, chat_template.FILE}

@@ -35,7 +35,7 @@ from gateway.sources.source import parse
 
 _JSON = frozenset({"application/json", "text/json"})
 MAX_JSON_BYTES = 64 * 1024
-"""Maximum size in bytes of a JSON body about an adapter."""
+"""Maximum bytes of a JSON body in a request to add, load, unload or roll back an adapter."""
 
 router = ApiRouter()
 
@@ -144,8 +144,9 @@ class AdapterOfSource(Strict):
 async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     """Add an adapter by upload or from a source.
 
-    Upload a multipart form with the fields `name` and `base` and the adapter's files under their
-    own names. Or send JSON with a `source` from which this gateway fetches the files.
+    For an upload, send a multipart form with the fields `name` and `base` and the adapter's files.
+    Each file keeps its original file name. To add from a source, send JSON with the field `source`.
+    The gateway then fetches the files from this source.
     """
     names_source = get_media_type(request) in _JSON
     record, notes = await (_add_from_source if names_source else _add_upload)(
@@ -168,8 +169,8 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         source = parse(wanted.source)
         service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # If the client disconnects while the files are fetched, cancel the fetching. Once the
-            # adapter is being added, do not cancel, so that it is added completely.
+            # If the client disconnects, cancel only the fetching of the files. Do not cancel `add`
+            # below: it must not leave an adapter that is added only in part.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapter_admin.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -224,10 +225,10 @@ async def list_all(service: Admin) -> Adapters:
 
 
 class Rollback(Strict):
-    """Request body that selects which version of an adapter is served from now on.
+    """Request body that selects the version of an adapter that requests get from now on.
 
     `version` is the first 12 to 64 hex digits of the version's digest. If `version` is missing, the
-    gateway serves the version before the current one.
+    gateway goes back to the previous version.
     """
 
     version: str | None = None
@@ -304,7 +305,11 @@ def audit_change(
 
 
 def to_audit_state(record: Record) -> State:
-    """Return an adapter's data for the audit log: its served version, revision and versions."""
+    """Return an adapter's data for the audit log.
+
+    `served` is the version that requests get now, and `versions` are all versions of the adapter.
+    `revision` is the number of changes of the adapter so far.
+    """
     return {
         "served": record.version.short_digest,
         "revision": record.revision,

@@ -136,8 +136,8 @@ async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
         try:
             await keys.revoke(key_id)
         finally:
-            # Log the key's data also if `revoke` raises an error. The key may then be revoked on
-            # this gateway, but not on the other gateways.
+            # Log the key's data also if `revoke` raises an error. In that case, the key may be
+            # revoked on this gateway, but not on the other gateways.
             action.after = _to_audit_state(keys, key_id)
     return KeyDeleted(id=key_id)
 

@@ -57,9 +57,10 @@ class Message(Described):
 class StreamEvent(Described):
     """An SSE event of a streamed message.
 
-    The order is `message_start`, then for each block `content_block_start`, `..._delta` and
-    `..._stop`, then `message_delta` with the stop reason and usage, then `message_stop`. `ping` and
-    `error` may come at any time.
+    A stream begins with `message_start`. The events of a content block are `content_block_start`,
+    `content_block_delta` and `content_block_stop`. `message_delta` follows the last block and has
+    the stop reason and the usage. `message_stop` ends the stream. `ping` and `error` may come at
+    any time.
     """
 
     type: Literal[

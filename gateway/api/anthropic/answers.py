@@ -52,15 +52,15 @@ class MessageAnswer:
     def __init__(
         self, model: str, batch: Batch, *, max_tokens: int, omit_thinking: bool = False
     ) -> None:
-        """Create the writer.
+        """Create the encoder.
 
-        `max_tokens` is the limit in the client's request. If the model's context leaves space for
-        fewer tokens, the engine gets that lower limit. An answer that reaches the lower limit ends
-        with the stop reason `model_context_window_exceeded`.
+        `max_tokens` is the limit in the client's request. The model's context may have space for
+        fewer tokens. An answer that fills the context has the stop reason
+        `model_context_window_exceeded`.
         """
         self._prompt_tokens = batch.prompt_tokens
-        # With `isolated_cache`, do not report the number of cached tokens. The number would show
-        # this tenant whether another tenant has sent the same prompt.
+        # `isolated_cache` is True if tenants do not trust each other. Then do not report the number
+        # of cached tokens: it would show that another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
@@ -125,7 +125,8 @@ class MessageAnswer:
     def build_end(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
         """Return the members `stop_reason` and `stop_sequence`.
 
-        A forced tool call also ends with `tool_use`, while OpenAI reports `stop`.
+        The stop reason of a forced tool call is `tool_use`, too. OpenAI's API reports `stop` in
+        this case.
         """
         reason = "end_turn"
         if last.finish == "length":
@@ -153,7 +154,10 @@ class MessageAnswer:
 
 
 class _EventSink:
-    """A `Sink` that writes a message as SSE events. It writes the SSE frames `opening` first."""
+    """A `Sink` that writes a message as SSE events.
+
+    `opening` contains the first SSE frames, which are written together with the first delta.
+    """
 
     def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
         self._answer = answer
@@ -224,8 +228,8 @@ class _CallBuffer:
     """A buffer that delays each tool call until its arguments are complete.
 
     A call whose arguments are a JSON object becomes a `tool_use` block. Any other call becomes
-    plain text. This is only known when the arguments are complete, and a block that was sent cannot
-    be replaced. Clients wait for the complete input anyway.
+    plain text. Which of the two it becomes is known only at the call's end, and a block cannot be
+    changed after it was sent. Clients wait for the complete input anyway.
     """
 
     def __init__(self) -> None:

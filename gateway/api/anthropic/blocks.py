@@ -99,7 +99,10 @@ _OWNERS: dict[type[Lenient], str] = {
     _ToolUse: "assistant",
     _ToolResult: "user",
 }
-"""For each of these block types, the only role that may send it. Any role may send other types."""
+"""For each of these block types, the only role whose messages may contain such blocks.
+
+Messages of any role may contain blocks of all other types.
+"""
 
 
 class Message(Lenient):
@@ -162,10 +165,11 @@ def _get_text(block: _Text | Unserved, where: str) -> str:
 def to_chat_messages(
     system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Convert Anthropic's messages to chat messages. Each tool result becomes a separate message.
+    """Convert Anthropic's messages to chat messages.
 
-    Consecutive messages of the same role are merged, as Anthropic does. Many chat templates refuse
-    two such messages.
+    Each tool result becomes a separate chat message. Apart from tool results, consecutive messages
+    of one role become one chat message. Anthropic merges such messages, too, and many chat
+    templates refuse two consecutive messages of one role.
 
     Args:
         system: the text of the system prompt.
@@ -174,8 +178,8 @@ def to_chat_messages(
 
     Raises:
         UnsupportedParameter: A block is not text.
-        InvalidRequest: A block may not be sent by the message's role, or a tool result has no call
-            before it.
+        InvalidRequest: A message has a block that is not allowed for its role, or a tool result has
+            no call before it.
     """
     turns: list[Turn] = []
     calls: set[str] = set()

@@ -15,7 +15,7 @@ from gateway.deltas import Sink, TextDelta
 
 
 class CacheFillAnswer(MessageAnswer):
-    """Writer of a message without content."""
+    """Encoder of the answer to a request with `max_tokens: 0`: a message without content."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         return _WithoutOutput(super().stream(body, usage))

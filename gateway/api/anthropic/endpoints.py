@@ -34,7 +34,7 @@ router = ApiRouter()
 
 
 def _describe_errors() -> dict[int | str, Schema]:
-    """Return the OpenAPI descriptions of all errors, with Anthropic's envelope."""
+    """Return the OpenAPI descriptions of all error responses. Their bodies are `MessageError`."""
     refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     for answer in refused.values():
         answer["content"] = {"application/json": {"schema": reference(MessageError)}}
@@ -100,9 +100,9 @@ async def count_tokens(request: Request) -> Response:
 
 
 HOT: dict[str, Handler] = {"/v1/messages": messages}
-"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+"""Endpoint functions by path, for POST requests.
 
-The keys are the paths.
+To save CPU, `gateway.app` calls these functions directly instead of through FastAPI.
 """
 
 

@@ -17,7 +17,11 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""Error types by HTTP status. Other statuses get `invalid_request_error` or `api_error`."""
+"""Anthropic's error types by HTTP status.
+
+Other statuses below 500 get `invalid_request_error`. Other statuses from 500 on get `api_error`.
+Errors in `_BUSY` get `overloaded_error` instead.
+"""
 _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
 # Agents recognize a message that begins with this text, and then shorten the conversation.
 _TOO_LONG = "prompt is too long: "

@@ -23,7 +23,7 @@ PAGE = [
     describe_parameter("after_id", "With `anthropic-version`: the model in front of the page."),
     describe_parameter("before_id", "With `anthropic-version`: the model behind the page."),
 ]
-"""The query parameters for paging, for the OpenAPI document."""
+"""OpenAPI descriptions of the query parameters that select a page."""
 
 
 class ModelInfo(AnswerModel):

@@ -46,7 +46,8 @@ _CLIENT_NAMES: dict[str, str] = {
 _TAGGED = frozenset({"content", "system"})
 """Fields whose values are lists of content blocks.
 
-In the path of an error within such a list, pydantic adds the block's type after the block's index.
+If a block is invalid, pydantic inserts the block's type into the error's path, after the block's
+index. For these fields, `build_invalid_request` removes the type from the path.
 """
 
 
@@ -69,8 +70,8 @@ class OutputConfig(Strict):
 class Prompt(Strict):
     """The fields from which the prompt is built.
 
-    Requests for an answer and requests for a token count share these fields. `cache_control` is
-    ignored: the engine caches all prompts without it.
+    Requests for an answer and requests for a token count share these fields. `cache_control` has no
+    effect, because the engine caches every prompt.
     """
 
     successors = OF_MESSAGES
@@ -196,7 +197,11 @@ class MessagesRequest(Prompt):
 
 
 class MessagesChat(ChatCompletionRequest):
-    """A chat request with options to leave out the thinking, or all output."""
+    """A chat request that was converted from an Anthropic request.
+
+    Its additional fields say where the parameters are in the client's request, and what must be
+    left out of the answer.
+    """
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_positions: tuple[int, ...] = ()
@@ -228,8 +233,10 @@ def parse(
 ) -> Parsed[MessagesChat]:
     """Validate a JSON body and convert it to a chat request.
 
-    `strict` refuses parameters without effect, and `refuse_unknown` refuses parameters that are not
-    known. Raise InvalidRequest or UnsupportedParameter, which name the parameter.
+    `refuse_unknown` refuses parameters with unknown names. `strict` also refuses known parameters
+    that have no effect here. Raise InvalidRequest for a malformed or unknown parameter. Raise
+    UnsupportedParameter for a parameter that this server does not support. Both errors name the
+    parameter.
     """
     refuse_unknown = strict or refuse_unknown
     given = sort_fields(

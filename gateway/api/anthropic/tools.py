@@ -14,15 +14,15 @@ from gateway.errors import InvalidRequest
 
 MAX_TOOLS = 1024
 _CLIENT_TYPES = (None, "custom")
-"""The types of tools that the client runs."""
+"""Values of `type` for tools that the client runs. None stands for a tool without a type."""
 
 
 class Tool(Lenient):
     """A tool that the client runs, or a hosted tool.
 
-    A hosted tool has a `type` that Anthropic defines. Either Anthropic runs the tool, or
-    Anthropic's models know the tool without a schema. A hosted tool, for example `mcp_toolset`, may
-    have no name.
+    A hosted tool has a `type` that Anthropic defines, and may have no name, for example
+    `mcp_toolset`. Some hosted tools run at Anthropic. Others run at the client, but have no schema
+    in the request, because Anthropic's models already know the schema.
     """
 
     type: str | None = None
@@ -67,9 +67,9 @@ def select_hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
 
 
 def _check_form(tool: Tool, number: int) -> None:
-    """Raise InvalidRequest for a client's tool that looks like a hosted tool.
+    """Raise InvalidRequest for a tool in OpenAI's format, and for a misspelled `custom`.
 
-    Without this check, the tool would be left out of the prompt.
+    Without this check, such a tool would count as a hosted tool and be left out of the prompt.
     """
     is_openai = tool.type == "function" and tool.input_schema is None
     if is_openai or tool.function is not None:
@@ -133,7 +133,11 @@ def to_function(tool: Tool, number: int) -> dict[str, Any]:
 
 
 def to_chat_choice(choice: ToolChoice) -> dict[str, Any]:
-    """Convert a tool choice to chat request fields. Raise InvalidRequest for a wrong `name`."""
+    """Convert a tool choice to fields of a chat request.
+
+    Raise InvalidRequest if a choice of the type `tool` has no `name`. Also raise it if a choice of
+    any other type has a `name`.
+    """
     if (choice.name is None) is (choice.type == "tool"):
         raise InvalidRequest(
             "tool_choice.name: goes with the type `tool`, which needs it.", param="tool_choice.name"

@@ -48,8 +48,9 @@ class Console:
         """This worker's part of the console data. Other workers request the part and merge it."""
         self.feed = Feed(self._build_state)
         self._readers = 0
-        # Limit concurrent lookups of requests to one per tenant and a few in total, and also limit
-        # the waiting lookups: a lookup sends a request to each of the other workers.
+        # A search for a request asks all other workers over HTTP. So each tenant may run one search
+        # at a time, and all tenants together a few. The number of waiting searches of a tenant is
+        # limited, too.
         self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
         self._tenant_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting = Counter[str]()
@@ -95,8 +96,8 @@ class Console:
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
         """Return the state of a tenant's request on any worker, like `find`.
 
-        Raise Overloaded if the request was not found but a worker did not answer, or if too many
-        lookups of the tenant wait.
+        Raise Overloaded if no worker has found the request and a worker did not answer. Also raise
+        it if too many calls of this method for the tenant already wait.
         """
         if not is_request_id(request_id):
             return None
@@ -128,8 +129,8 @@ class Console:
 def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
     """Return the successful response of a worker; None if all workers answered 404.
 
-    Raise Overloaded if there is no success and a worker did not answer or failed: that worker may
-    have the request.
+    Raise Overloaded if no response is successful and at least one worker failed or did not answer.
+    In this case, the request may be at such a worker.
     """
     for each in responses:
         if each is not None and each.status == 200:

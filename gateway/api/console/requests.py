@@ -21,7 +21,7 @@ router = ApiRouter()
 
 
 class RequestSeen(Described):
-    """A request that runs or has ended. Members whose value is not known are left out."""
+    """A request that is queued, runs or has ended. Members with unknown values are left out."""
 
     id: Annotated[str, Field(description="The `x-request-id` of its answer.")]
     object: Literal["request"] = "request"

@@ -34,15 +34,16 @@ def _select_likeliest(
 ) -> list[list[TextDelta]]:
     """Return the likeliest choices of each prompt, for `best_of`.
 
+    These are the choices whose tokens have the highest mean log probability.
+
     Args:
-        choices: the deltas of each choice, prompt by prompt.
+        choices: the deltas of each choice. The choices of a prompt follow each other.
         of: the number of choices that were generated for each prompt.
-        num_returned: the number of choices to return for each prompt. These are the choices with
-            the highest mean log probability of a token.
+        num_returned: the number of choices to return for each prompt.
     """
 
     def mean(deltas: list[TextDelta]) -> float:
-        # Skip the delta of an echoed prompt, which has 0 tokens: it is the same for all choices.
+        # Skip the echoed prompt, which is the same for all choices. Its delta has 0 tokens.
         own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
         values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
@@ -82,7 +83,8 @@ def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
 def build_continued(last: TextDelta) -> dict[str, bool]:
     """Return the member `continued` of a choice as a dict; {} for most choices.
 
-    The member marks a choice that one replica began and another continued with a different seed.
+    The member marks a choice that one replica began and a second replica continued with a different
+    seed.
     """
     return {"continued": True} if last.continued else {}
 
@@ -103,8 +105,8 @@ class Body(Protocol):
 class _FrameSink:
     """A `Sink` that writes deltas to a response body as SSE frames.
 
-    The frame encoder of a choice is created at the choice's first delta. Before that, it is not
-    known which replica's model answers, and so which fingerprint to write.
+    The frame encoder of a choice is created at the choice's first delta. Only then is it known
+    which replica generates the choice, and so which `system_fingerprint` the frames must have.
     """
 
     def __init__(self, answer: OpenAIAnswer, body: Body, choices: int, usage: UsageFrames) -> None:
@@ -163,7 +165,7 @@ class OpenAIAnswer:
         echo: str = "",
         custom: Collection[str] = (),
     ) -> None:
-        """Create the writer.
+        """Create the encoder.
 
         Args:
             kind: the endpoint, chat or completion.
@@ -193,8 +195,8 @@ class OpenAIAnswer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # With `isolated_cache`, do not report the number of cached tokens. The number would show
-        # this tenant whether another tenant has sent the same prompt.
+        # `isolated_cache` is True if tenants do not trust each other. Then do not report the number
+        # of cached tokens: it would show that another tenant has sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
@@ -236,12 +238,13 @@ class OpenAIAnswer:
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         """Return the complete answer as JSON.
 
-        Usage counts all generated choices, as OpenAI does, even if not all of them are returned.
+        The member `usage` counts the tokens of all generated choices, as at OpenAI. This includes
+        the choices that are not returned.
 
         Args:
             received: the deltas of each choice.
-            num_returned: return only this number of choices per prompt, the likeliest; None for
-                all.
+            num_returned: the number of choices to return for each prompt. The likeliest choices are
+                returned. None to return all choices.
         """
         usage = self._build_usage([own[-1] for own in received])
         if num_returned is not None:
@@ -304,8 +307,8 @@ class OpenAIAnswer:
     def _build_head(self, object_name: str, choice: int = 0) -> bytes:
         """Return the first members of the answer or chunk as JSON, without the closing brace.
 
-        The member `system_fingerprint` identifies the model that answers the choice with the index
-        `choice`.
+        `choice` is the index of a choice. The member `system_fingerprint` identifies the model of
+        the replica that generates this choice.
         """
         head = {
             "id": self._id,

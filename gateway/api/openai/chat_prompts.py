@@ -46,7 +46,8 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
     guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
     # With `tool_choice: none`, keep the tools in the prompt unless the settings exclude them. The
-    # prompt then has the same prefix as with `auto`, which may be in the engine's KV cache.
+    # prompt then begins like a prompt with `tool_choice: auto`. The engine may have this beginning
+    # in its KV cache.
     if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
         tools = None
     prompt = chat.render(
@@ -82,10 +83,11 @@ def _make_message_form(
         channel = harmony.read_open_header(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # The `MessageForm` stays in memory during the generation, so it gets only the schemas that the
-    # parser needs. The limit on the prompt's length does not bound schemas of tools that are not in
-    # the prompt. Guided calls need no schemas: their arguments are JSON, which shows the type of
-    # each value.
+    # Keep only the schemas that the parser needs, as the `MessageForm` stays in memory during the
+    # generation. The limit on the prompt's length does not limit the schemas of tools that are not
+    # in the prompt. The parser needs a tool's schema to find the types of the arguments. If guided
+    # decoding enforces the calls, no schema is needed: the arguments are JSON, which shows the
+    # types.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,

@@ -44,7 +44,7 @@ class Shape:
         id_prefix: the beginning of an answer's `id`.
         object: the member `object` of a complete answer.
         chunk_object: the member `object` of a chunk.
-        opening: the choice's member in a first chunk without text; None to send no such chunk.
+        opening: the choice's member in the first chunk, which has no text; None to begin with text.
         text: the choice's member in a chunk with text; `%s` stands for the text as JSON string.
         closing: the choice's member in the chunk with the finish reason.
     """
@@ -133,8 +133,8 @@ class Frames:
     def encode(self, delta: TextDelta) -> bytes:
         """Return the SSE frames for a delta; empty if there is nothing to send.
 
-        The first call also returns the opening frame, which in chats has the role. The finish
-        reason is sent in a separate frame.
+        The first call also returns the opening frame. In a chat, this frame has the role of the
+        message. The finish reason is sent in a separate frame.
         """
         frames = self._opening
         if frames:
@@ -160,7 +160,11 @@ class Frames:
 
     @property
     def _before(self) -> bytes:
-        """The beginning of every frame, cut from `_text_before` to save memory per stream."""
+        """The bytes with which every frame begins.
+
+        `_text_before` begins with the same bytes. Storing them twice would cost memory for each
+        stream.
+        """
         return self._text_before[: self._before_bytes]
 
     def _encode_event(self, event: ChatEvent) -> bytes:

@@ -18,13 +18,13 @@ PARAMETERS: dict[str, Any] = {
     "required": [_INPUT],
     "additionalProperties": False,
 }
-"""The JSON schema of the function's arguments, the same for all custom tools."""
+"""JSON schema of the arguments of each function that replaces a custom tool."""
 
 
 def describe(description: str | None, syntax: str | None, grammar: str | None) -> str | None:
-    """Return the function's description: the tool's description, followed by the tool's grammar.
+    """Return the description of the function that replaces a custom tool.
 
-    A tool may lack the description or the grammar. Return None if it lacks both.
+    The result consists of the tool's description and grammar. Return None if the tool has neither.
     """
     texts = [description] if description else []
     if grammar is not None:
@@ -33,15 +33,15 @@ def describe(description: str | None, syntax: str | None, grammar: str | None) -
 
 
 def input_to_arguments(text: str) -> str:
-    """Return the function's arguments, as JSON text, for an input of the custom tool."""
+    """Return the arguments of the replacing function, as JSON text, for a custom tool's input."""
     return orjson.dumps({_INPUT: text}).decode()
 
 
 def arguments_to_input(arguments: str) -> str:
-    """Return the custom tool's input, from the function's arguments as JSON text.
+    """Return a custom tool's input, from the JSON arguments of the replacing function.
 
-    For truncated arguments, return the beginning of the input. Some models write the input itself
-    instead of JSON arguments: return such a text unchanged.
+    If the JSON text is truncated, return the beginning of the input. Some models write the plain
+    input instead of JSON arguments. Return such a text unchanged.
     """
     try:
         found = from_json(arguments, allow_partial="trailing-strings")

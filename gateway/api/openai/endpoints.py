@@ -91,9 +91,9 @@ HOT: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
 }
-"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+"""Endpoint functions by path, for POST requests.
 
-The keys are the paths.
+To save CPU, `gateway.app` calls these functions directly instead of through FastAPI.
 """
 
 

@@ -44,8 +44,8 @@ class ResponseFormat(Strict):
     """The format that the answer must match.
 
     OpenAI defines the types `text`, `json_object` and `json_schema`. Other servers add regular
-    expressions, grammars, structural tags and `json`, which is the same as `json_object`. Some of
-    these servers expect the schema beside `type`.
+    expressions, grammars, structural tags and `json`, which is the same as `json_object`. At some
+    of these servers, the JSON schema is in the member `schema` instead of `json_schema`.
     """
 
     type: Literal[

@@ -161,8 +161,8 @@ class GenerationRequest(Strict):
 
         Args:
             lora: the adapter that serves the request.
-            message: the form for parsing the answer; None if the answer is plain text.
-            caller: the tenant, its priority and limits.
+            message: the `MessageForm` for parsing the answer; None if the answer is plain text.
+            caller: the tenant that sent the request, with the tenant's priority and time limits.
 
         Raises:
             InvalidRequest: Parameters contradict each other, or a format is malformed.
@@ -276,18 +276,18 @@ class GenerationRequest(Strict):
         return path
 
     def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        """Return the separate guides from which `build_guide` builds a combined guide.
+        """Return the guides that `build_guide` combines into one guide; () if it combines none.
 
-        Each guide has its parameter's name. If the combined guide is invalid, the gateway compiles
-        each of these guides alone to find the faulty parameter. Return () if there is no combined
-        guide.
+        Each guide is paired with the path of its parameter. If the combined guide is invalid, the
+        gateway compiles each part separately to find the invalid parameter.
         """
         return ()
 
     def build_looser_guide(self) -> Guide | None:
-        """Return a guide with fewer constraints than the one of `build_guide`.
+        """Return a guide that is less strict than that of `build_guide`; None if there is none.
 
-        The gateway uses it if no engine can enforce the guide of `build_guide`. Return None if
-        there is no such guide. This base class has none.
+        The gateway uses the returned guide in two cases: if the stricter guide does not compile, or
+        if it does not check the tenant's guides (`Caller.guides` is `unchecked`). This base class
+        returns None.
         """
         return None

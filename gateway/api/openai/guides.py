@@ -25,10 +25,10 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 BestEffortPaths = tuple[tuple[str, str], ...]
-"""JSON schemas of which the engine need not enforce every keyword.
+"""Paths of the JSON schemas in a guide that the engine need not enforce completely.
 
-Each pair has the schema's JSON path in the guide, and the schema's path in the client's request. If
-the engine cannot enforce a keyword below such a path, the keyword is removed from the guide. See
+There is a pair for each schema: its JSON path in the guide, and its path in the client's request.
+If the engine cannot enforce a keyword of the schema, the keyword is removed from the guide. See
 `Guide.best_effort`.
 """
 DescribePath = Callable[[str], str]
@@ -76,7 +76,7 @@ def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> G
 def _find_format_paths(
     wanted: ResponseFormat, path: str, describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the path of a response format's schema, for `Guide.best_effort`.
+    """Return the value of `Guide.best_effort` for the schema of a response format.
 
     `path` is the JSON path of the schema in the guide. Return () if the format is strict: the
     engine must then enforce every keyword.
@@ -169,10 +169,10 @@ def build_tool_guide(
 def _find_tool_paths(
     tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the paths of the argument schemas in `enforced`, for `Guide.best_effort`.
+    """Return the value of `Guide.best_effort` for the argument schemas of tools.
 
     `enforced` has the names of the tools whose schemas are in the guide. Schemas of strict tools
-    are left out: the engine must enforce all of their keywords.
+    are left out of the result: the engine must enforce all of their keywords.
     """
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
@@ -188,8 +188,9 @@ def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tup
     """Yield (tool index, guide for the tool's arguments) for each tool that may be called."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # The second path is used only in reports about ignored keywords, so leave it empty.
-            # This guide is compiled only to find out which tool has an invalid schema.
+            # This guide is only compiled to find the tool whose schema is invalid. Keywords that
+            # are not enforced are not reported for this guide. So the schema's path in the client's
+            # request is not needed: leave it empty.
             paths = () if tool.function.strict else (("$", ""),)
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 

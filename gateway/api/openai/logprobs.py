@@ -95,8 +95,8 @@ def _token_text(prompts: Prompts, token_id: int) -> str:
 def _decode(raw: bytes) -> str:
     """Return the bytes of a token as text.
 
-    As at OpenAI, bytes that are not valid UTF-8, such as a part of a character, are written as
-    `bytes:` and hex escapes.
+    A token may be only a part of a character, so its bytes may not be valid UTF-8. Such bytes are
+    written as `bytes:` and hex escapes, as OpenAI does.
     """
     try:
         return raw.decode()

@@ -29,8 +29,8 @@ from gateway.parsers.tools.ids import TemplateIds
 class Strict(BaseModel):
     """Base class of models that refuse unknown fields and do not convert types.
 
-    pydantic builds the validator of a model at the model's first use (`defer_build`), which takes
-    up to 20 ms. Protocols that no client uses then take no memory for validators.
+    With `defer_build`, pydantic builds a model's validator at the first use of the model. Building
+    takes up to 20 ms. So protocols that no client uses take no memory for validators.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
@@ -44,9 +44,9 @@ class Strict(BaseModel):
 class Lenient(Strict):
     """Base class of models for objects within a conversation. Unknown fields are ignored.
 
-    Clients send extra fields that do not affect the prompt: `cache_control`, `index` of a call,
-    `parsed`, `provider_specific_fields`, `reasoning_details`, `thinking_blocks` and more. A field
-    that would change the answer must not be ignored: define it with a type that refuses all values.
+    Clients send many fields that do not affect the prompt, for example `cache_control`, `parsed`
+    and `reasoning_details`. A field that would change the answer must not be ignored: define it in
+    the model, with a type that refuses all values.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -144,8 +144,10 @@ def _parse_arguments(text: str, *, by_parameters: bool) -> Any:
     """Return a call's arguments for a chat template, parsed from JSON text.
 
     Truncated or malformed text is returned unchanged, so the model sees and can correct its error.
-    If `by_parameters` is True, the template iterates over the arguments and needs a dict. Truncated
-    JSON then becomes a dict of its complete members, and JSON that is not an object an empty dict.
+
+    If `by_parameters` is True, the template iterates over the arguments, so a dict is always
+    returned. For truncated JSON, the dict has the complete members. For JSON that is not an object,
+    the dict is empty.
 
     Raise InvalidRequest for JSON above the limits of `strict_json`.
     """
@@ -174,7 +176,7 @@ class Message(Lenient):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    # The text of a refusal by the assistant; OpenAI's answers then have no content.
+    # The text with which the assistant refused to answer. OpenAI sends it instead of `content`.
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -214,7 +216,7 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        # Accept an empty list of calls: clients that store the history may send one.
+        # Accept an empty list of calls, which clients that store the history may send.
         if self.model_fields_set & {"content", "tool_calls"}:
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))

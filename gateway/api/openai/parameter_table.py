@@ -44,7 +44,8 @@ HINTS = frozenset(
         # Parameters of OpenRouter: the choice of a provider, and debugging and usage data in the
         # response.
         *("debug", "models", "provider", "route", "session_id", "trace", "transforms", "usage"),
-        # Routing of a request within other servers, and the size of the chunks of an answer.
+        # Parameters of other server products (such as NVIDIA Dynamo and SGLang) about routing,
+        # caching, and the size of streamed chunks.
         *("agent_hierarchy", "agent_hints", "annotations", "backend_instance_id"),
         *("cache_salt", "conversation_params", "data_parallel_rank", "decode_worker_id"),
         *("extra_fields", "extra_key", "guided_decoding_backend", "prefill_worker_id"),
@@ -215,8 +216,8 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
 """Parameters that would change the answer, each with its neutral values (0 also stands for 0.0).
 
 A neutral value has the same effect as leaving the parameter out, so it is accepted. Any other value
-is refused. Some of these parameters are fields of only one request model, and are refused at the
-endpoints of the other models. Some belong to another protocol.
+is refused. If a request model has a field of the same name, its endpoints serve the parameter, and
+only the other endpoints refuse it. The table also has parameters of other protocols.
 """
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
@@ -229,4 +230,4 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "max_tokens": (-1,),
     "prompt_logprobs": (False,),
 }
-"""Values of served fields that mean the same as null."""
+"""Values that count as null, for each parameter that accepts such values."""

@@ -5,7 +5,7 @@ Each parameter is handled in one of these ways:
 - served: the request's model has a field of this name;
 - renamed: converted to a field of another name (`renamed_parameters`);
 - accepted silently, as it cannot affect the answer (`parameter_table.HARMLESS`);
-- accepted without effect as a hint, which the response header x-ignored-parameters names;
+- hint: accepted without effect, and named in the response header x-ignored-parameters;
 - refused by name, as it would change the answer (`parameter_table.NOT_SERVED`).
 
 An unknown name is handled like a hint, or refused if the settings say so.
@@ -60,8 +60,7 @@ class Parsed(NamedTuple, Generic[M]):
     Attributes:
         request: the request.
         hints: the names of all parameters without effect, for the header x-ignored-parameters.
-        unknown: those of `hints` that this server does not know: neither a request model nor a
-            table of parameters has them.
+        unknown: the names in `hints` that neither a request model nor a table of parameters has.
     """
 
     request: M
@@ -75,9 +74,9 @@ class SortedFields(NamedTuple):
     Attributes:
         served: the values of the request model's fields, not yet validated.
         hints: names of parameters that have no effect.
-        uncounted: names of parameters that another endpoint of the same protocol serves. They have
-            no effect at this endpoint, but are never refused, because clients send the same body to
-            both endpoints.
+        uncounted: names of parameters that only another endpoint of the protocol serves. Clients
+            may send the same body to both endpoints. So these parameters are never refused here,
+            but have no effect.
         unknown: names that neither the request model nor a table of parameters has.
         renamed: for each field that the client set under another name, the client's name.
     """
@@ -109,12 +108,13 @@ def parse(
     Args:
         model: the class of the request.
         body: the JSON body.
-        strict: refuse hints and unknown names.
+        strict: refuse parameters that have no effect here, and unknown names.
         refuse_unknown: refuse unknown names.
 
     Raises:
         InvalidRequest: A parameter is malformed, or its name is unknown and refused.
-        UnsupportedParameter: A parameter would change the answer and is not served.
+        UnsupportedParameter: A parameter is not supported: it would change the answer, or it has no
+            effect and `strict` is set.
     """
     # Drop fields with null, which means unset: the SDKs send null for arguments that are None.
     given = {k: v for k, v in _flatten(load_object(body)).items() if v is not None}
@@ -158,10 +158,10 @@ def sort_fields(
     """Return the fields of a body, sorted by how each is handled.
 
     Args:
-        model: the request's model; its fields are served.
+        model: the pydantic model of the request. Its fields are the parameters that are served.
         given: the body. Fields that `model` lacks are removed from this dict.
-        strict: refuse hints.
-        refuse_unknown: refuse names that no table of parameters contains.
+        strict: refuse parameters that have no effect here, instead of ignoring them.
+        refuse_unknown: refuse names that neither this server nor any known server uses.
         without_effect: parameters of the protocol that have no effect at this endpoint.
 
     Raises:
@@ -245,7 +245,7 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 
 
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
-    """Add to `hints` the features of tools that have no effect in this request.
+    """Add to `hints` the names of tool features that have no effect in this request.
 
     `chat` is the chat request to which a request of another protocol was converted. `hints` are
     names for the header x-ignored-parameters. With `strict`, raise UnsupportedParameter if there is
@@ -304,10 +304,10 @@ def _flatten(data: Fields) -> Fields:
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
-    """Convert a renamed parameter to the fields for which it stands.
+    """Convert the parameter `name`, a key of `RENAMED`, to the fields that it stands for.
 
-    Add the fields to `served`. In `renamed`, set the parameter's name for each of these fields.
-    Raise InvalidRequest if `served` already has a different value for one of the fields.
+    Add the fields to `served`, and map each of them to `name` in `renamed`. Raise InvalidRequest if
+    `served` already has a different value for one of the fields.
     """
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
@@ -333,7 +333,7 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
 
 
 def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
-    """Return the error with the parameter named as the client named it.
+    """Return the error with the client's name of the parameter.
 
     `renamed` maps fields to the client's names. Errors about other fields are returned unchanged.
     """
@@ -344,7 +344,7 @@ def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> Inval
 
 
 def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
-    """Raise UnsupportedParameter unless the value is neutral, which means it changes no answer."""
+    """Raise UnsupportedParameter if `value` is not one of the parameter's neutral values."""
     here = NEUTRAL_COMPLETION if issubclass(model, CompletionRequest) else NEUTRAL_CHAT
     neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
     if _is_one_of(value, neutral):
@@ -363,8 +363,8 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
 def _find_successor(model: type[Strict], name: str) -> str | None:
     """Return the parameter that a client should send to this endpoint instead of `name`.
 
-    Return None if no such parameter is known. If `name` is a renamed parameter, look up the field
-    for which it stands.
+    Return None if no such parameter is known. If `name` is a key of `RENAMED`, look up the field to
+    which `name` would be converted.
     """
     known, other = model.successors, RENAMED.get(name)
     if other is None:
@@ -381,7 +381,10 @@ def _build_unsupported(
 
 
 def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
-    """Build the error for unknown names. It suggests a known name that is similar to `names[0]`."""
+    """Build the error for unknown names.
+
+    The message suggests a known name that is similar to `names[0]`, if there is one.
+    """
     similar: list[str] = []
     if len(names[0]) <= _MAX_TYPO_CHARS:
         similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
@@ -393,8 +396,10 @@ def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest
 
 
 def _find_unknown_members(name: str, value: Any) -> list[str]:
-    """Return the paths of unknown members in a renamed parameter's value, if the value is an
-    object."""
+    """Return the paths of unknown members in the value of the parameter `name`, a key of `RENAMED`.
+
+    Return an empty list if the value is not an object.
+    """
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
         return []
@@ -404,7 +409,8 @@ def _find_unknown_members(name: str, value: Any) -> list[str]:
 def _shorten(name: str) -> str:
     """Cut a client's name to `MAX_NAME_CHARS` + 1 characters, to save memory.
 
-    The extra character shows `ignored.escape` that the name was longer.
+    `ignored.escape` cuts the name to `MAX_NAME_CHARS`. It needs the extra character to see that the
+    name was longer.
     """
     return name[: MAX_NAME_CHARS + 1]
 

@@ -14,8 +14,9 @@ Fields = dict[str, Any]
 CONTAINERS = ("options", "nvext", "extra_body")
 """Objects in a body whose members count as top-level parameters.
 
-`options` is Ollama's, `nvext` NVIDIA Dynamo's. OpenAI's Python package merges `extra_body` itself;
-other clients may send the object."""
+Clients of Ollama send `options`, clients of NVIDIA Dynamo `nvext`. `extra_body` is an argument of
+OpenAI's Python package, which sends only the members. Other clients may send the object itself.
+"""
 
 
 def _no_hints(_: Any) -> Iterable[str]:
@@ -28,7 +29,8 @@ class RenamedParameter(NamedTuple):
     Attributes:
         path: the field that the parameter stands for, or the path of a member of a field.
         read: converts the parameter's value to fields of the request. Raises InvalidRequest.
-        hints: returns the paths in the value that have no effect here, such as `reasoning.summary`.
+        hints: returns the paths of the value's members that have no effect here, such as
+            `reasoning.summary`.
         members: the known members if the value is an object; None for other values.
     """
 
@@ -108,8 +110,9 @@ def _find_thinking_hints(value: Any) -> Iterable[str]:
 def _make_thinking_budget(name: str) -> RenamedParameter:
     """Return the description of the parameter `name`, which limits the number of reasoning tokens.
 
-    The value 0 disables reasoning, and -1 means no limit. Any other number has no effect, because
-    engines cannot limit reasoning tokens. It is reported in the header x-ignored-parameters.
+    The value 0 disables reasoning, and -1 means no limit. Any other value has no effect, because
+    engines cannot limit reasoning tokens. In this case, the header x-ignored-parameters names the
+    parameter.
     """
 
     def read(value: Any) -> Fields:

@@ -43,12 +43,13 @@ from gateway.parsers.tools.forced import ForcedCall
 TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 """Pattern of a path such as `tools[0].function.parameters`.
 
-The index only counts the tools that `tool_choice` allows."""
+The number in brackets is the tool's position among the tools that `tool_choice` allows.
+"""
 _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
-"""Maximum bytes of texts that stay in memory although the limit on the prompt does not bound them.
+"""Maximum bytes of an echoed text, which stays in memory until the answer ends.
 
-The maximum applies to an echoed text. If `truncate_prompt_tokens` is set, it also applies to the
-schemas of all tools together.
+If `truncate_prompt_tokens` is set, the same maximum applies to the schemas of all tools together.
+The limit on the prompt's length does not bound these texts: see `_check_size_outside_prompt`.
 """
 
 
@@ -142,9 +143,10 @@ class ChatCompletionRequest(GenerationRequest):
     def _check_size_outside_prompt(self) -> None:
         """Raise InvalidRequest if the echoed text or the tools' schemas are too large.
 
-        The echoed text and the schemas are held in memory until the answer ends. The limit on the
-        prompt's length does not bound their size: a template removes reasoning from messages, and
-        `truncate_prompt_tokens` shortens the prompt before its length is checked.
+        Both are held in memory until the answer ends. The limit on the prompt's length does not
+        bound their size. Templates remove reasoning from messages, so the prompt may be shorter
+        than the echoed text. With `truncate_prompt_tokens`, the prompt is cut before its length is
+        checked.
         """
         sizes = {"echo": len(self.echo_text.encode())}
         if self.truncate_prompt_tokens is not None:
@@ -285,12 +287,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The path of the first `strict` in `tools` that cannot be enforced; None if there is none.
+        """The path of the first `strict: true` that cannot be enforced; None if there is none.
 
         `strict` is enforced if the answer must begin with a call, or must be either calls or JSON.
-        If the model may write any text before a call, guided decoding would have to begin at the
-        call. Only a structural tag could do that, and no release of the model repository supports
-        structural tags.
+        In other answers, the model may write text before a call. Guided decoding would then have to
+        begin in the middle of the answer. This needs structural tags, which no release of NVIDIA's
+        Triton models for TensorRT-LLM supports.
         """
         if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None
@@ -398,9 +400,9 @@ class CompletionRequest(GenerationRequest):
         message: MessageForm | None = None,
         caller: Caller = DEFAULT_CALLER,
     ) -> Options:
-        """Build the options like the base class, with `echo` and `best_of`.
+        """Return the request as `Options`, like the base class, but with `echo` and `best_of`.
 
-        For `best_of`, request log probabilities, from which the best choices are selected.
+        For `best_of`, also request log probabilities, which show the likeliest choices.
         """
         options = super().build_options(lora, message, caller)
         if self.echo:

@@ -64,10 +64,10 @@ class PoolMember(Described):
 class Readiness(Health):
     """The response of /health/ready, which says if requests can be sent to this gateway.
 
-    `triton` and `adapters` are the reasons why the gateway is not ready. `replicas` maps each
-    replica's endpoint to the replica's availability, for example `ready`, and `pool` adds models
-    and loads. `disks` has messages about adapter versions that are missing on the disks of
-    replicas. `troubles` are the current problems, the worst first.
+    `triton` and `adapters` are the reasons why the gateway is not ready. `replicas` maps the
+    endpoint of each replica to its availability, for example `ready`. `pool` adds the model and the
+    load of each replica. `disks` has messages about adapter versions that are missing on the disks
+    of replicas. `troubles` are the current problems, the worst first.
 
     Fields other than `status` contain addresses and names of adapters. So only callers that may
     read the metrics get these fields.
@@ -108,8 +108,8 @@ async def ready(request: Request, response: Response) -> Readiness:
     """Return 200 if requests should be sent to this gateway, else 503.
 
     The gateway stays ready while the circuit breaker of a replica is open. Only a successful
-    request can close the breaker. If the gateway became unready, it would get no requests, and the
-    breaker would stay open. All gateways would also become unready at the same time.
+    request closes the breaker, and an unready gateway would get no requests. Besides, the same
+    failure would make all gateways unready at once.
     """
     readiness = _build_readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503

@@ -1,9 +1,9 @@
 """Merging of the metrics of all workers into one response.
 
-Prometheus scrapes one address and reaches any one of the workers. That worker collects the metrics
-of the others and merges the texts line by line. With a hundred tenants and four workers, merging
-takes 4 ms; parsing and serializing the metrics would block the event loop for 170 ms
-(`tests/gateway/api/test_worker_metrics.py`).
+Prometheus sends its request to one address, so any of the workers may receive it. The receiving
+worker fetches the metrics texts of the other workers and merges the texts line by line. Merging
+takes 4 ms with a hundred tenants and four workers. Parsing and serializing the metrics would block
+the event loop for 170 ms (`tests/gateway/api/test_worker_metrics.py`).
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ class ResponseAnswer:
         stored: bool = False,
         hold_last_event: bool = False,
     ) -> None:
-        """Create the writer.
+        """Create the encoder.
 
-        With `hold_last_event`, a stream does not write its last event. The caller stores the
-        response first, and then writes the event.
+        If `hold_last_event` is True, a stream does not write its last event. The caller first
+        stores the response, and then writes this event.
         """
         original = cast(ResponseRequest, chat.original)
         self._batch = batch
@@ -137,8 +137,8 @@ class ResponseAnswer:
 
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
-        # With `isolated_cache`, do not report the number of cached tokens. The number would show
-        # this tenant whether another tenant has sent the same prompt.
+        # `isolated_cache` is True if tenants do not trust each other. Then do not report the number
+        # of cached tokens: it would show that another tenant has sent the same prompt.
         if not self._batch.caller.isolated_cache:
             cached = count_cached_tokens([last], prompt_tokens)
         return {

@@ -172,8 +172,8 @@ class BackgroundResponses:
                     if run.task is not None:
                         run.task.uncancel()
                     raise _cancellation_error(run) from None
-        # Catch any error: without the status that `_fail` stores, clients would see a running
-        # response until its heartbeat is too old.
+        # Catch any error, so that `_fail` can store the status `failed`. Without this status,
+        # clients would see a running response until its heartbeat is too old.
         except Exception as error:
             if not queued.done():
                 queued.set_exception(error)
@@ -266,8 +266,8 @@ class BackgroundResponses:
     async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
         """Cancel the responses that another worker has cancelled, deleted or reported as lost.
 
-        The other worker has then deleted the response's heartbeat record, or replaced it by a final
-        one.
+        The other worker has deleted the response's heartbeat record, or has written a heartbeat
+        with the version `LOST` or `CANCELLED`.
         """
         beats = await self._conversations.get(tenant, [beat_id(run.id) for run in runs])
         for run, beat in zip(runs, beats, strict=True):
@@ -281,8 +281,8 @@ async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
             continue
         try:
             await run.events.flush_if_due()
-        # Log the error and continue with the next response. The tenant may store no more bytes for
-        # the events of this response.
+        # This error means that the tenant must not store more bytes for this response's events. Log
+        # the error and continue with the next response.
         except ConversationTooLarge as error:
             log.warning("events of %s are not stored: %s", run.id, error.message)
 

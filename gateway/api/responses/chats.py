@@ -46,9 +46,10 @@ class ResponsesChat(ChatCompletionRequest):
     tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """The item type and the names for calls of each tool that is not a plain function.
+    """The `ToolCallNames` of the request's tools, by the names that the tools have in the prompt.
 
-    The keys are the tools' names in the prompt.
+    Tool calls are returned to the client with the item type and the names in `ToolCallNames`.
+    Functions without a namespace are left out.
     """
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""
@@ -126,7 +127,7 @@ def build_chat(
 
     Args:
         original: The request.
-        items: Earlier items followed by the request's own items. May be truncated.
+        items: Earlier items followed by the request's own items. The oldest items may be left out.
         complete: False while earlier items are not loaded yet.
 
     Raises:

@@ -1,11 +1,11 @@
 """Reading and adding of the items of a stored conversation.
 
-Each item is a separate record of the store. So two gateways can add items at the same time, without
-overwriting the other gateway's items.
+Each item is a separate record of the store. So two gateways can add items at the same time without
+overwriting each other's items.
 
-Records are sorted by the number `Record.order`. For an item, this number is the time of its arrival
-in microseconds. If the conversation already has an item with a later time, the new item gets that
-time plus one. So a gateway with a slow clock cannot put a new item before an earlier item.
+A conversation's records are sorted by the number `Record.order`. For an item, this number is the
+time of arrival in microseconds. If a gateway's clock is slow, this time may be before the time of
+the conversation's last item. The new item then gets the last item's number plus one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge, InvalidRequest, NotFound
 
 _CONVERSATION = re.compile(GROWING_PREFIX + r"[0-9a-f]{32}")
-# Items read per page: a small first page while item sizes are unknown, then the maximum.
+# Number of items to read at once. The first page is small, because the size of the items is not
+# known yet. Each further page may have the maximum number.
 _FIRST_PAGE_ITEMS, _PAGE_ITEMS = 16, 1000
 
 
@@ -89,7 +90,8 @@ async def add_items(
 ) -> list[Item]:
     """Add items to a conversation, and return them as they are stored.
 
-    `to_long_form` completes each item. Each item gets a new id, also if the client sent an id.
+    `to_long_form` adds the fields that a client may leave out. Each item gets a new id, even if the
+    client sent an id.
     """
     digits, now = conversation.partition("_")[2], now_us()
     # Two gateways may add items in the same microsecond. A random part makes their ids different.

@@ -64,7 +64,7 @@ class ConversationDeleted(Strict):
 
 
 class ConversationItem(Described):
-    """An input or output item, as in a response."""
+    """An item of a conversation. Inputs and outputs of responses have the same format."""
 
     id: str
     type: str

@@ -1,4 +1,7 @@
-"""Endpoints that take input: POST /v1/responses and POST /v1/responses/input_tokens."""
+"""POST /v1/responses and POST /v1/responses/input_tokens.
+
+The first endpoint creates a response. The second endpoint counts the tokens of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,8 @@ async def create(request: Request) -> Response:
 async def _prepare(request: Request) -> tuple[PreparedRequest, StorePlan]:
     """Prepare a request for generation. Return it with the `StorePlan` for its response.
 
-    The parsed body may be many megabytes. The returned objects do not refer to it, so it is freed
-    when this function returns.
+    The parsed body may be many megabytes. The returned objects do not refer to the body, so the
+    body is freed when this function returns.
     """
     read = partial(parse, ResponseRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, rename_parameter) as received:
@@ -129,7 +132,7 @@ async def _start_background(request: Request, ready: PreparedRequest, plan: Stor
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
-"""Handlers of POST requests that are called directly instead of through FastAPI, to save CPU.
+"""Endpoint functions by path, for POST requests.
 
-The keys are the paths.
+To save CPU, `gateway.app` calls these functions directly instead of through FastAPI.
 """

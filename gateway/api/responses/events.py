@@ -1,7 +1,7 @@
 """SSE events of a streamed response.
 
-The constant first bytes of text events are serialized only once per item. So a token costs the same
-as in a chat stream.
+All text events of an output item begin with the same bytes. These bytes are serialized once for
+each item, so a text event costs as little CPU as a frame of a chat stream.
 
 See decision 014 in docs/decisions.
 """
@@ -81,8 +81,8 @@ class ResponseEventStream:
     def build_failure(self, error: dict[str, Any], envelope: bytes) -> bytes:
         """Return the events that end a failed stream: `response.failed` and `error`.
 
-        Both are sent because some clients know only one of them: OpenAI's packages raise only on
-        `error`, some agents only on `response.failed`.
+        OpenAI's packages raise an exception only for the event `error`. Some agents recognize only
+        `response.failed`. So both events are sent.
         """
         output = [item.build_end(cut=item is self._open) for item in self._output.items]
         self.response = self._answer.build_response("failed", error=error, output=output)

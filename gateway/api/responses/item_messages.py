@@ -27,13 +27,16 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""Name of the tool search in the prompt.
+"""Name of the tool with which the model searches for other tools. The prompt uses this name.
 
-A call of the search that has no `call_id` also gets this text as its id in the chat.
+If a call of this tool has no `call_id`, the call's id in the chat is also this text.
 """
 FlatName = Callable[[str | None, str], str]
-"""Function that returns a tool's name in the prompt, given its namespace and its name in that
-namespace."""
+"""Function that returns the name that a tool has in the prompt.
+
+The first argument is the tool's namespace; None for no namespace. The second argument is the tool's
+name in the namespace.
+"""
 
 
 def build_chat_messages(
@@ -97,7 +100,7 @@ def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> N
 
 
 def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
-    """Return the names in the prompt of the tools that the client runs.
+    """Return the names that the prompt uses for the client's tools.
 
     Hosted tools are left out, because the client cannot run them.
     """

@@ -21,9 +21,10 @@ _ENCODED_PREFIX = "thoughts:"
 
 
 def encode_thoughts(thoughts: str) -> str:
-    """Encode reasoning as `encrypted_content`, for clients that only send back this field.
+    """Encode reasoning as `encrypted_content`.
 
-    The text is encoded in base64, not encrypted: it is not secret.
+    Some clients send back only this field of a reasoning item. The text is encoded in base64, not
+    encrypted, because it is not secret.
     """
     return _ENCODED_PREFIX + urlsafe_b64encode(thoughts.encode()).decode()
 
@@ -97,7 +98,7 @@ class CallOutputItem(Lenient):
 
 
 class SearchCallItem(Lenient):
-    """A call of `tool_search`. A call that the server executed may have no `call_id`."""
+    """A call of `tool_search`. If OpenAI's server executed the call, `call_id` may be missing."""
 
     type: Literal["tool_search_call"]
     id: str | None = None

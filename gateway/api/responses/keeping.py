@@ -48,8 +48,8 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
-# Maximum bytes of the `StorePlan.new_items` of one tenant that a process holds in memory. Eight
-# request bodies of the default maximum size fit.
+# Maximum bytes of all `StorePlan.new_items` that a process holds in memory for one tenant. This is
+# eight times the default maximum size of a request body.
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 _NEED_STORAGE = ("previous_response_id", "conversation", "background")
 
@@ -67,7 +67,7 @@ class StorePlan:
         conversation: The id of the conversation to which the new items and the output are added;
             None for no conversation.
         last_order: `Record.order` of the conversation's last item. New items get higher values.
-        turns: The token ids of the prompt, by turn.
+        turns: The cache that has the token ids of the prompt.
         began_ms: `Conversations.redis_time_ms` at the request's arrival.
     """
 
@@ -171,7 +171,8 @@ class PreparedTurn(NamedTuple):
         chat: The chat with the earlier items and the request's own items.
         before: The items that come before the request's own items.
         plan: The data with which the response is stored.
-        hints: The names of parameters without effect, earlier items included.
+        hints: Names of tool features without effect, for the header x-ignored-parameters. Empty for
+            a request that continues no stored items: `chats.parse` has already reported its names.
     """
 
     chat: ResponsesChat

@@ -15,8 +15,8 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import StoredTurns
 
-# Minimum bytes of a record of turns. Storing a smaller record costs more than it saves, so its
-# turns are stored with a later response.
+# Minimum size in bytes of a record with token ids. Storing a smaller record costs more time than it
+# saves. The token ids of turns that are not stored now are stored with a later response.
 _MIN_STORED_BYTES = 2048
 
 
@@ -48,9 +48,10 @@ class CachedTurns:
         return [prompt], message
 
     def finish(self, *, store: bool) -> None:
-        """Pack the new turns into `new` if `store` is True, then free the prompt and token ids.
+        """Free the prompt and the token ids. If `store` is True, first set `new` from them.
 
-        Call this method after the prompt is tokenized.
+        The bytes `new` have the token ids of the turns that are not stored yet. Call this method
+        after the prompt is tokenized.
         """
         if store:
             new = self._prompts.pack_turns(self._prompt, stored=self._known)

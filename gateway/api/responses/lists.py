@@ -41,7 +41,7 @@ PAGE = [
     describe_parameter("after", "The id of the item that comes before the page.", type="string"),
     INCLUDE,
 ]
-"""The query parameters for paging, for the OpenAPI document."""
+"""OpenAPI descriptions of the query parameters that select a page."""
 
 
 class Page(NamedTuple):

@@ -1,8 +1,8 @@
 """Limits, per tenant, on concurrent reads of stored responses and conversations.
 
-The size of a record is unknown until the record is read. So each tenant has only a few slots, and a
-read or deletion needs one of them. The number of requests that may wait for a slot is limited, too.
-Limits per minute do not count reads and deletions.
+The tenant's limits per minute do not count reads and deletions. The size of a record is unknown
+until the record is read. So a tenant has only a few slots for reads and deletions, and each of
+these operations takes one slot. The number of requests that may wait for a slot is limited, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class TenantLookups:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
         """Semaphore of the slots.
 
-        Streams that poll a background response acquire a slot here directly, so
-        `_MAX_WAITING_LOOKUPS` does not apply to them. The number of such streams has its own limit.
+        Streams of background responses also read the store. They acquire this semaphore without
+        calling `__aenter__`, so `_MAX_WAITING_LOOKUPS` does not limit them. The number of such
+        streams has its own limit.
         """
         self._waiting = 0
 
@@ -69,8 +70,8 @@ class TenantReadLimiter:
     """The lookup slots of all tenants; one instance per process."""
 
     def __init__(self) -> None:
-        # Tenants are never removed, as streams may still use their slots. The configuration
-        # bounds the number of tenants.
+        # Never remove a tenant's `TenantLookups`: a running stream may still hold one of its slots.
+        # Memory stays bounded, as the configuration bounds the number of tenants.
         self._by_tenant: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
     def for_tenant(self, tenant: str) -> TenantLookups:
@@ -85,7 +86,8 @@ class StoredLookup:
         conversations: The store.
         tenant: The tenant's name; "" without tenants.
         intake: The request's intake, which runs expensive work in threads.
-        slot: The tenant's lookup slots, to be entered while data of unknown size is read.
+        slot: Context manager that holds one of the tenant's slots. Enter it to read data of unknown
+            size.
     """
 
     conversations: Conversations

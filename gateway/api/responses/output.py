@@ -35,8 +35,8 @@ class Form(NamedTuple):
 
     Attributes:
         ids: The response id without its prefix; item ids contain it.
-        calls: For each tool that is not a plain function: the item type and names of its calls. The
-            key is the tool's name in the prompt.
+        calls: The `ToolCallNames` with which tool calls are returned to the client. The keys are
+            the names that the tools have in the prompt. Functions without a namespace are left out.
         with_summary: True if reasoning is also returned as a summary.
         with_encrypted: True if reasoning is also returned as `encrypted_content`.
         logprobs: Function that writes log probabilities of a message; None if not requested.
@@ -61,7 +61,8 @@ class Item:
         self._form = form
         self._call = call
         self.state: State | None = None
-        """The final state of a call; None before its end and for other items."""
+        """Final state of a call that has ended. None before its end, and for an item that is not a
+        call."""
 
     @property
     def text(self) -> str:
@@ -130,9 +131,9 @@ class OutputPiece(NamedTuple):
 class Output:
     """The output items of one answer.
 
-    `reasoning_tokens` counts the tokens of reasoning. If a delta has reasoning and other text, its
-    tokens are split in proportion to the characters. Tokens of tags, such as the end of reasoning,
-    count toward the text that follows the tag.
+    `reasoning_tokens` counts the tokens of reasoning. If a delta has both reasoning and other text,
+    the delta's tokens are split in proportion to the characters of the two texts. Tokens of tags,
+    such as the end of reasoning, count toward the text that follows the tag.
     """
 
     def __init__(self, form: Form) -> None:
@@ -232,8 +233,8 @@ def build_items(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
 def _parse_arguments(arguments: str) -> Any:
     """Return the parsed arguments of a call; the unparsed text if they exceed a request's limits.
 
-    The client sends the call back in its next request. Arguments above the limits would make this
-    response or that request fail.
+    Parsed arguments above the limits could make this response fail. The client also sends the call
+    back in its next request, which would be refused.
     """
     try:
         return strict_json.load(

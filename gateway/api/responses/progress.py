@@ -2,8 +2,8 @@
 
 The records of a response form a group. Beside the response itself, the group contains a heartbeat
 (`…/beat`). The worker that generates the response renews the heartbeat until the response ends. For
-a streamed response, the group also contains the events, in chunks (`…/N`). N is the number of
-events up to the end of the chunk, and is also the chunk's order.
+a streamed response, the group also contains the events, in chunks (`…/N`). If N is 70, the last
+event of the chunk is the 70th event of the response. N is also the chunk's `Record.order`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK_BYTES = 64 * 1024
 _DELETE_BATCH = 64
-# Minimum time between two small chunks of a response, as a fraction of the response's age. A
-# response that takes a day then has about 7,000 small chunks, which is below `MAX_MEMBERS` (10,000
-# records).
+# Events are stored periodically, even if they do not fill a chunk. The interval grows with the age
+# of the response: after n seconds, it is at least n / 1000 seconds. So a response that takes a day
+# has about 7,000 such chunks. The store allows 10,000 records in a group (`MAX_MEMBERS`).
 _MIN_GAP_SHARE = 1 / 1000
 _EVENT_END = b"\n\n"
 _LOST_MEMBERS: dict[str, Any] = {
@@ -65,8 +65,9 @@ def beat_id(response_id: str) -> str:
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
     """Build a heartbeat record.
 
-    `version` is the `Record.version` of the finished response. None if the response is not
-    finished: the version is then the current time, so that later heartbeats replace earlier ones.
+    For a finished response, `version` is the `Record.version` of both the response and the
+    heartbeat. For an unfinished response, `version` is None. The heartbeat then gets the current
+    time as its version, so that later heartbeats replace earlier ones.
     """
     data = orjson.dumps([status, time.time()])
     at = now_us() if version is None else version
@@ -86,7 +87,10 @@ def is_fresh(record: Record) -> bool:
 
 
 def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
-    """Build the record of a chunk of events. `count` is the number of events up to its end."""
+    """Build the record of a chunk of events.
+
+    `count` is the number of events in this chunk and in all earlier chunks of the response.
+    """
     return Record(f"{response_id}/{count}", frames, FINISHED, response_id, count)
 
 
@@ -98,14 +102,18 @@ def events_after(chunk: Record, sent: int) -> bytes:
 
 
 def build_cancelled_records(record: Record) -> list[Record]:
-    """Build the records of an unfinished response that was cancelled."""
+    """Build the final records of a cancelled response: the response and its heartbeat.
+
+    `record` is the stored record of the unfinished response.
+    """
     return _build_final_records(record, CANCELLED, {"status": "cancelled"})
 
 
 def build_lost_records(record: Record, events: int) -> list[Record]:
-    """Build the records of a response whose worker died.
+    """Build the final records of a response whose worker died: the response and its heartbeat.
 
-    `events` is the number of stored events, 0 for a response that is not streamed.
+    `record` is the stored record of the unfinished response. `events` is the number of stored
+    events. If it is not 0, a chunk with the event `response.failed` is added to the records.
     """
     records = _build_final_records(record, LOST, _LOST_MEMBERS)
     if events:
@@ -129,9 +137,10 @@ class StoredEvents:
 
     `store` is the function that stores records. If it is None, no events are stored.
 
-    The generation waits while too many bytes are not stored yet. Once `max_bytes` bytes of chunks
-    are stored, all further events except the last write are dropped. This leaves enough bytes to
-    store the answer itself.
+    The generation waits while too many bytes are not stored yet. Once the stored chunks have
+    `max_bytes` bytes, each call of `write` drops all earlier events that are not stored yet. So
+    only the events of the last call are still stored, and enough bytes are left to store the
+    response itself.
     """
 
     def __init__(
@@ -180,9 +189,9 @@ class StoredEvents:
     ) -> None:
         """Store the events that are not stored yet.
 
-        `store` replaces the usual function that stores records. It is called even without new
-        events. If the function raises an error, the events are retained for the next call of this
-        method.
+        If `store` is given, it is called instead of the function that was passed to the
+        constructor, even if there are no new events. If storing raises an error, the events are
+        retained for the next call of `flush`.
         """
         async with self._flush_lock:
             frames = bytes(self._pending)

@@ -76,8 +76,9 @@ async def truncate(
     longest = max(service.replicas.capabilities, key=longest_prompt)
     reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
     if isinstance(original, ResponseRequest) and (wanted := original.max_output_tokens) is not None:
-        # First drop items until `max_output_tokens` tokens are left for the answer. If that is
-        # impossible, leave 1/8 of the context, if that is less.
+        # First try to leave `max_output_tokens` tokens for the answer. If even the shortest chat is
+        # too long for that, try to leave only 1/8 of the context, if this is less than
+        # `max_output_tokens`.
         reserves = [wanted, *reserves] if wanted > reserves[0] else [wanted]
 
     async def fits(candidate: ResponsesChat, reserve: int) -> bool:
@@ -87,8 +88,8 @@ async def truncate(
                 await count_prompt_tokens(service, intake, tenant, candidate, write) <= max_tokens
             )
         except InvalidRequest as error:
-            # Count a cut that the template refuses as not fitting, and try other cuts: a template
-            # may require a user message first.
+            # A chat that the template refuses does not fit. Other chats may fit: for example, the
+            # template may require that the first message is a user message.
             if candidate is chat and not isinstance(error, ContextLengthExceeded):
                 raise
             return False
@@ -101,8 +102,9 @@ async def truncate(
         async def try_cut(cut: int) -> ResponsesChat | None:
             remaining = [*items[:lead], *_extract_tools(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(build_chat, original, remaining))
-            # Restore the paths of the tools. The tools are the same, but in `remaining` their items
-            # have other indices.
+            # `build_chat` has set the paths of the tools in `remaining`, in which some items are
+            # left out. Restore the paths in the client's request, because error messages contain
+            # them.
             candidate = candidate.model_copy(update={"tool_paths": chat.tool_paths})
             return candidate if await fits(candidate, reserve) else None
 
@@ -121,8 +123,8 @@ async def truncate(
     for reserve in reserves:
         if await fits(chat, reserve):
             return chat
-        # Use a thread: dozens of candidates may be tried, and small ones would run on the event
-        # loop without yielding to other requests.
+        # Use a thread even if the chats are small. Dozens of chats may be tried, and on the event
+        # loop this would block other requests.
         intake.offload()
         if found := await find_longest(users, reserve) or await find_longest(cuts, reserve):
             return found
@@ -161,7 +163,8 @@ def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
 def _map_last_outputs(items: Sequence[Item]) -> dict[int, int]:
     """Map the index of each call to the index of its last output.
 
-    The output of a search without a `call_id` belongs to the nearest earlier such search.
+    An output of a tool search may lack a `call_id`. It then belongs to the last search before it
+    that lacks a `call_id`, too.
     """
     calls: dict[str, int] = {}
     searches: list[int] = []

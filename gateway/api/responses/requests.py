@@ -225,8 +225,8 @@ class ResponseRequest(ResponsePrompt):
     def build_echo(self) -> bytes:
         """Return the request's fields that the response repeats, with OpenAI's defaults, as JSON.
 
-        The object is sent several times and held in memory during the answer, so long
-        client-written fields are omitted if the total is too large.
+        The JSON is sent several times and stays in memory until the answer ends. If it exceeds
+        `_MAX_ECHO_BYTES`, the long fields that the client wrote are left out.
         """
         reasoning, text = self.reasoning, self.text
         form = text.format if text is not None else None

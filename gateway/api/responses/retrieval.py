@@ -182,9 +182,9 @@ def _build_response(record: Record, status: Status | None) -> bytes:
 def _parse_stream_query(request: Request) -> tuple[bool, int]:
     """Parse the query of a request for a stored response.
 
-    Return True if the client wants the response's events. Also return the sequence number of the
-    last event that the client has, or -1 if it has none. Raise InvalidRequest if a parameter is
-    invalid.
+    Return True if the client wants a stream of the response's events. Also return the sequence
+    number after which the stream starts; -1 to start with the first event. Raise InvalidRequest if
+    a parameter is invalid.
     """
     stream = request.query_params.get("stream", "false")
     if stream not in ("true", "false"):

@@ -46,7 +46,8 @@ _PLACEHOLDER = items.MessageItem(role="user", content="")
 FINISHED = FINAL
 """The lowest `Record.version` of a record that cannot change any more.
 
-A record that may still change has a lower version: a time in microseconds, or 1.
+Records that may still change have lower versions. An unfinished response has the version 1. The
+other changeable records have the time of their last change in microseconds.
 """
 MAX_CHAIN_RESPONSES = 1024
 MAX_EARLIER_ITEMS = 8192
@@ -78,7 +79,8 @@ class StoredResponse(NamedTuple):
         chain: The ids of the earlier responses, oldest first.
         before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
-        turned: True if another record has the token ids of the prompt's new turns (see `turns_id`).
+        turned: True if the record `turns_id` exists. It has the token ids of those parts of the
+            prompt that no earlier response has stored.
     """
 
     response: dict[str, Any]
@@ -187,20 +189,23 @@ def is_response_id(text: str) -> bool:
 
 
 def turns_id(response_id: str) -> str:
-    """Return the id of the record that holds token ids of a response's new turns."""
+    """Return the id of the record with the token ids that are stored for a response."""
     return f"{response_id}/turns"
 
 
 def build_turns_record(response_id: str, turns: bytes) -> Record:
-    """Build the record of a response's token ids, which expires together with the response."""
+    """Build the record with the token ids `turns`.
+
+    The record expires together with the response.
+    """
     return Record(turns_id(response_id), turns, FINISHED, response_id)
 
 
 def response_id_of(item: str) -> str | None:
     """Return the id of the response that contains an item. `item` is the item's id.
 
-    Return None if `item` cannot be the id of a stored item. For an item that was added to a
-    conversation, the returned id belongs to no response.
+    Return None if `item` cannot be the id of a stored item. If the client itself added the item to
+    a conversation, no response has the returned id.
     """
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
@@ -216,10 +221,11 @@ def now_us() -> int:
 
 
 def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """Return the items in the form of `to_long_form`, with new ids.
+    """Return the items as they are stored: with new ids, and with all fields of OpenAI's format.
 
-    The ids contain the digits of the response id `owner`. Ids that the client sent are replaced,
-    because the store may already have a record with that id, or may have deleted one.
+    `to_long_form` adds the missing fields. The new ids contain the digits of the response id
+    `owner`. Ids that the client sent are not used: a record with such an id may exist already, or
+    may have been deleted.
     """
     digits = owner.partition("_")[2]
     return [
@@ -233,7 +239,10 @@ def build_item_id(item: Item, digits: str, number: str) -> str:
 
 
 def to_long_form(item: Item) -> Item:
-    """Return an item as OpenAI lists it: with a status, and with a message's text in parts."""
+    """Return an item with the fields that OpenAI adds when it lists items.
+
+    The item gets a status. The text of a message becomes a list of text parts.
+    """
     item = item | {"status": "completed"}
     if item["type"] == "reasoning":
         return {"summary": []} | item
@@ -293,10 +302,11 @@ async def load_history(
 async def load_turns(
     conversations: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
 ) -> StoredTurns:
-    """Return the stored token ids of turns in these responses' prompts; {} if they cannot be read.
+    """Return the token ids that are stored for the prompts of these responses.
 
-    Without these token ids, the prompt is tokenized again, which only costs time. `nbytes` is the
-    number of bytes that the request already has in memory.
+    Return {} if the records cannot be read. The prompt is then tokenized again, which only costs
+    time. `nbytes` is the size in bytes of the earlier items. The request already holds a share of
+    the memory budget for these bytes.
     """
     try:
         records = await conversations.get(
@@ -335,8 +345,9 @@ async def resolve_references(
 ) -> list[Item]:
     """Return the items with each reference replaced by the item that it names.
 
-    Memory is reserved for the `nbytes` of earlier items and for each occurrence of a referenced
-    item. Each occurrence becomes part of the prompt and of the stored record.
+    Memory is reserved for the referenced items and for `nbytes` bytes of earlier items. If several
+    references name the same item, its bytes are counted for each of them, because the prompt and
+    the stored record contain the item several times.
 
     Raises:
         NotFound: The tenant has no item of that id.
@@ -352,8 +363,8 @@ async def resolve_references(
             f"{_MAX_REFERENCES}.",
             param=param,
         )
-    # Read both records that may contain an item: a response's record contains the response's items,
-    # and an item of a conversation is a record itself.
+    # An item may be stored in the record of its response. If the item belongs to a conversation, it
+    # is also a record itself. The item's id does not show which of them exists, so read both.
     ids = dict.fromkeys(
         name
         for one in wanted
@@ -380,9 +391,9 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # An item is stored either in a response's record or in a record of its own, so one of the two
-    # ids is always missing. Waiting for missing records, which other gateways may still upload,
-    # takes long. So wait only if an item is not found without waiting.
+    # For most items, one of the two records is missing. The store waits long for a missing record,
+    # because another gateway may not have uploaded it yet. So first read without waiting. Wait only
+    # if an item was not found.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

@@ -37,7 +37,7 @@ class OwnTool(Lenient):
 
 
 class FunctionTool(OwnTool):
-    """A function. `defer_loading` has no effect: a deferred function is loaded like all others."""
+    """A function. `defer_loading` has no effect: the prompt describes deferred functions, too."""
 
     type: Literal["function"]
     parameters: dict[str, Any] | None = None

@@ -152,10 +152,11 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return the item type and names for calls of each tool that is not a plain function.
+        """Return the `ToolCallNames` of `tools`, by the names that the tools have in the prompt.
 
-        The keys are the tools' names in the prompt. Models sometimes omit a namespace's prefix. So
-        the name of a tool without the prefix is also a key, if no other tool of the request has
+        Tool calls are returned to the client with the item type and the names in `ToolCallNames`.
+        Functions without a namespace are left out. Models sometimes leave out a namespace's prefix.
+        So a tool's name without the prefix is a second key, if no other tool of the request has
         that name.
         """
         taken = {*self._names.values()}
@@ -192,8 +193,8 @@ class Toolset:
                 else:
                     self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
         elif isinstance(tool, OtherObject) or _is_server_search(tool):
-            # Treat a server-side search like a hosted tool. No tool is deferred, so such a search
-            # would find only tools that are already loaded.
+            # Treat a search that the server would execute like a hosted tool. This server gives all
+            # tools to the model at once, so such a search could not find any further tool.
             self._add_hosted(HostedTool(f"{where}.type", tool.type), again=again)
         else:
             self._add_own(OwnToolAt(tool, where), again=again)
@@ -274,7 +275,10 @@ class Toolset:
         return wanted
 
     def _resolve(self, named: NamedTool, where: str, *, complete: bool) -> ToolKey:
-        """Return the key of the tool that a choice names. A unique name needs no namespace."""
+        """Return the key of the tool that a choice names.
+
+        The choice may leave out the namespace if only one tool has this name.
+        """
         key: ToolKey = (named.namespace, named.name)
         if key in self._names:
             return key

@@ -39,8 +39,8 @@ router = ApiRouter()
 MAX_INPUTS = 2048
 """Maximum number of inputs, the same as OpenAI's."""
 _DEFAULT_WIDTH = 1536
-# Maximum size in bytes of a response that needs no share of the memory budget. The request takes
-# about as much memory as such a response.
+# Maximum result of `estimate_bytes` for embeddings that need no share of the memory budget. The
+# request itself takes about as much memory as such embeddings.
 _MAX_UNBUDGETED_BYTES = 1 << 20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -78,9 +78,9 @@ class EmbeddingsRequest(MappedRequest):
 
 
 class InputUsage(Described):
-    """The number of input tokens, twice, as in OpenAI's format.
+    """The number of input tokens. Both members have the same value, as in OpenAI's format.
 
-    Both members are 0 if the gateway cannot count the tokens: the model tokenizes the texts itself.
+    They are 0 if the gateway cannot count the tokens, because the model tokenizes the texts itself.
     """
 
     prompt_tokens: Count

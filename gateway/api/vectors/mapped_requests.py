@@ -130,9 +130,9 @@ async def prepare_call(
             if model.tokenizer is not None:
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
-            # Transfer the reservation from this context to the account, which the caller closes.
-            # After this line, no code may raise an error or wait: the reservation would never be
-            # released.
+            # Detach the reservation from this `with` block, because the account releases it when
+            # the caller closes the account. After this line, no code may raise an error or wait:
+            # the reservation would never be released.
             reservation.detach()
             request_id = secrets.token_hex(16)
             account = InputAccount(
@@ -163,8 +163,9 @@ def parse(
 ) -> Parsed[W]:
     """Parse and validate a JSON body. A parameter that is null counts as unset.
 
-    Raise InvalidRequest, which names the parameter. Unknown members of an input, such as a
-    document, are always refused: such a member may be content that the model should read.
+    Raise InvalidRequest for a malformed or refused parameter; the error names it. Unknown members
+    of an input, such as a document, are always refused: such a member may be content that the model
+    should read.
     """
     given = {name: value for name, value in load_object(body).items() if value is not None}
     fields = sort_fields(kind, given, strict=strict, refuse_unknown=strict or refuse_unknown)

@@ -24,8 +24,8 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# Maximum characters of the texts that the model reads: the query once for each document, and the
-# documents. This limits the time that the model needs for one request.
+# Maximum characters that the model reads for one request. The model reads each document together
+# with the query, so the query counts once for each document.
 _MAX_CHARS = 32 * 2**20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]

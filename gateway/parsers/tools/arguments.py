@@ -1,8 +1,8 @@
-"""Arguments of a tool call: repair of their Unicode escapes, and a check at their end.
+"""Arguments of a tool call: repair of their Unicode escapes, and a check if they are complete.
 
-The same rule applies to Chat Completions, Responses and Messages: a call is complete if its
-arguments are a JSON object. The arguments of a custom tool may also be plain text. Such a call is
-complete if the model itself ended the text, not a token limit or a stop string.
+Chat Completions, Responses and Messages use the same rule: a call is complete if its arguments are
+a JSON object. The arguments of a custom tool may also be plain text. Such a call is complete if the
+model itself ended the text, not a token limit or a stop string.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ _TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
 _LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
-# Also match complete pairs and other escapes. Otherwise `\\ud83d` (an escaped backslash and five
-# letters) would be mistaken for half a pair.
+# The group matches a lone surrogate. The pattern also matches complete pairs and other escapes, so
+# that they are skipped. Otherwise `\\ud83d` (an escaped backslash and five letters) would be
+# mistaken for half a pair.
 _LONE_SURROGATE = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
 _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11
 
 
 def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = False) -> CallEnd:
-    """Return the end event of a call whose arguments have ended.
+    """Return the event `CallEnd` of a call whose arguments have ended.
 
     Args:
         index: the number of the call.
         arguments: the complete text of the reported arguments.
         custom: True for a call of a custom tool.
-        cut: True if a limit or a stop string ended the response. The plain text of a custom tool's
-            arguments may then be incomplete, so its state is `open`.
+        cut: True if a limit or a stop string ended the response. Plain text for a custom tool may
+            then be incomplete, so the call gets the state `open`.
     """
     value = _read_object(arguments)
     state: State = "complete"

@@ -1,8 +1,8 @@
 """Guide and parser for requests with both tools and a `response_format`.
 
-In the OpenAI API, the model may either call tools, or answer in the format of `response_format`. A
-guide for guided decoding applies from the first token on, so the guide must allow both. The
-beginning of an output shows which of three forms it has:
+In the OpenAI API, the model may either call tools, or answer in the format of `response_format`.
+Guided decoding starts with the first token, so one guide must allow both. An output has one of
+three forms, which differ at the beginning:
 
 - an answer, which is a JSON object;
 - a list of calls, as in the module `forced`;
@@ -12,9 +12,10 @@ beginning of an output shows which of three forms it has:
 An answer and a call can be distinguished only if the answer's schema is an object with known
 properties, and if no property is named `arguments` or `parameters`.
 
-The arguments of a call must match the function's schema. If an engine cannot enforce one of these
-schemas, only `strict` functions are enforced. The arguments of all other functions may then be any
-object. Such requests are not refused, because the clients did not ask for strict arguments.
+The guide makes the arguments of a call match the function's schema. If an engine does not support
+all of these schemas, only those of `strict` functions are enforced. The arguments of all other
+functions may then be any object. Such requests are not refused, because the clients did not ask for
+strict arguments of these functions.
 
 See decision 016 in docs/decisions.
 """
@@ -54,17 +55,17 @@ _MORE = frozenset(
 class Either:
     """Format of an output that is either an answer or tool calls.
 
-    `may_have_name` is True if an answer may have a property `name`. This property alone then does
-    not show that an object is a call.
+    `may_have_name` is True if an answer may have a property `name`. In this case, an object with
+    this property is not necessarily a call.
     """
 
     may_have_name: bool
 
     @classmethod
     def beside(cls, schema: Any) -> Either | None:
-        """Return the format for answers that match this schema.
+        """Return the format for a request whose answers must match `schema`.
 
-        Return None if tool calls cannot be distinguished from such answers.
+        Return None if tool calls cannot be distinguished from answers with this schema.
         """
         if not isinstance(schema, dict) or schema.get("type") != "object":
             return None
@@ -92,7 +93,7 @@ def either_schema(
     *,
     parallel: bool,
 ) -> str:
-    """Return a JSON schema for either an answer that matches `answer`, or calls of the functions.
+    """Return a JSON schema that allows either an answer or calls of the functions.
 
     Args:
         answer: the schema of an answer.
@@ -113,8 +114,8 @@ def either_schema(
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
         defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
-    # Define the schema of a call only once, and refer to this definition. An engine expands the
-    # schema of a list's items once for each possible item, so copies would make the compiled guide
+    # Define the schema of a call only once, and refer to it. If a list may have 8 items, an engine
+    # compiles the schema of its items 8 times. Without references, the compiled guide would be
     # large.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
     several = calls_schema([one], parallel=parallel)
@@ -153,9 +154,9 @@ class EitherToolParser(JsonToolParser):
         return (yield from super()._member(key, char))
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Drop an incomplete call whose arguments have not started.
+        """Finish parsing. Drop an incomplete call whose arguments have not started.
 
-        If the text may also be an answer, report the text as content instead.
+        If the held-back text may also be an answer, it is reported as content instead.
         """
         if self._undecided and self._is_call:
             self._drop()

@@ -43,8 +43,8 @@ class CallStart:
 class CallArguments:
     """A piece of the arguments of the tool call with the number `index`. The text is never empty.
 
-    The joined pieces of a complete call are a JSON object, as written by the model. The joined
-    pieces of an incomplete call are the beginning of such an object.
+    The joined pieces of a complete call are a JSON object as written by the model, or the plain
+    text for a custom tool. The pieces of an incomplete call are the beginning of such arguments.
     """
 
     index: int

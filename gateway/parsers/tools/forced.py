@@ -1,17 +1,17 @@
-"""Guides and parser for forced calls: a `tool_choice` that is `required` or names a function.
+"""Guides and parser for requests that force the model to call a tool.
 
-A guide is a JSON schema for guided decoding. With the guides of this module, the complete output is
-a JSON list of `{"name": ..., "arguments": {...}}`. This list replaces the model's own format of
-calls. If the request names a function, the list has one call. A guide for the arguments alone would
-not work, because models were trained to write a name before arguments. In a test, 0 of 20 outputs
-were right with such a guide, and 20 of 20 with a list of one call.
+In such a request, `tool_choice` is `required` or names a function. A guide is a JSON schema for
+guided decoding. With the guides of this module, the complete output is a JSON list of
+`{"name": ..., "arguments": {...}}`. This list replaces the model's own format of calls. If the
+request names a function, the list has one call. A guide for the arguments alone would not work,
+because models were trained to write a name first. With such a guide, 0 of 20 outputs of a test were
+right. With a list of one call, all 20 were right.
 
 JSON schemas are used because every engine with guided decoding supports them. A guide for calls
 between tags would need a grammar for each model's format.
 
-If the token limit cuts a call, the call is reported if its arguments have started. The JSON is
-never reported as content. The module `either` handles outputs that may be an answer instead of
-calls.
+If the token limit cuts a call before its arguments start, the call is dropped. A call that is cut
+later is reported. The module `either` handles outputs that may be an answer instead of calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROOT = "#/$defs/arguments"
 # not a schema.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"const", "default", "enum", "examples"})
-# Keywords with which a schema may define arguments outside of `properties`.
+# Keywords with which a schema may define arguments even if it has no `properties`.
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 
 
@@ -74,9 +74,9 @@ class ForcedToolParser(JsonToolParser):
 def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
     """Return a guide for forced calls: the JSON schema of a list of calls, as text.
 
-    Each call is to one of `functions`. The list has exactly one call, or one to `MAX_CALLS` calls
-    if `parallel` is True. `functions` maps names to `parameters`, as in requests. Raises
-    InvalidRequest if a schema is nested too deep.
+    If `parallel` is True, the list has 1 to `MAX_CALLS` calls. Otherwise, it has exactly one call.
+    `functions` maps the name of each function that may be called to its `parameters` in the
+    request. Raises InvalidRequest if a schema is nested too deep.
     """
     calls = [
         call_schema([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)
@@ -95,7 +95,7 @@ def call_schema(names: Sequence[str], arguments: Schema, key: str = "arguments")
     """Return the schema of a call to any of the functions `names`.
 
     `arguments` is the schema of the arguments. `key` is the property of the call that contains
-    them.
+    the arguments.
     """
     return {
         "type": "object",

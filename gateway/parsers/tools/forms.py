@@ -37,21 +37,28 @@ Form = Literal[
     "qwen3_coder",
 ]
 
+# The comment above each format shows an example of calls in this format, and names its source.
+
+# Example:
 # <tool_call>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
 # </tool_call>
 # Source: NousResearch/Hermes-Function-Calling; the chat templates of Qwen2.5, Qwen3, Granite 4.
 _HERMES = TaggedForm(("<tool_call>",), ("</tool_call>",))
 
+# Example:
 # <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-# Source: the chat templates of Granite 3.0 to 3.3. One of these templates writes <tool_call>.
+# Source: the chat templates of Granite 3.0 to 3.3. One of these templates writes <tool_call>
+# instead.
 _GRANITE = TaggedForm(("<|tool_call|>", "<tool_call>"), ("</tool_call>",))
 
+# Example:
 # <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
 # functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 # Source: the model card of Phi-4-mini for the first line, and vLLM's chat template for the second.
 _PHI4_MINI = TaggedForm(("<|tool_call|>", "functools"), ("<|/tool_call|>",))
 
+# Example:
 # <tool_calls>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
 # {"name": "get_time", "arguments": {}}
@@ -60,6 +67,7 @@ _PHI4_MINI = TaggedForm(("<|tool_call|>", "functools"), ("<|/tool_call|>",))
 # of calls between these tags.
 _MINIMAX = TaggedForm(("<tool_calls>",), ("</tool_calls>",))
 
+# Example:
 # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
 # ```json
 # {"city": "Paris"}
@@ -73,8 +81,10 @@ _DEEPSEEK_V3 = TaggedForm(
     Name("<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "```json"),
 )
 
+# Example:
 # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}
-# <｜tool▁call▁end｜><｜tool▁calls▁end｜>, without the line break.
+# <｜tool▁call▁end｜><｜tool▁calls▁end｜>
+# The model writes these two lines as one line.
 # Source: the chat template of DeepSeek-V3.1.
 _DEEPSEEK_V31 = TaggedForm(
     _DEEPSEEK_OPENINGS,
@@ -82,10 +92,12 @@ _DEEPSEEK_V31 = TaggedForm(
     Name("<｜tool▁call▁begin｜>", after="<｜tool▁sep｜>"),
 )
 
+# Example:
 # <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
 # {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
-# Source: the chat templates of Kimi-K2. The id of a call consists of the function's name and the
-# number of earlier calls.
+# The model writes these two lines as one line. The id of a call consists of the function's name and
+# the number of earlier calls.
+# Source: the chat templates of Kimi-K2.
 _KIMI_K2 = TaggedForm(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -96,6 +108,7 @@ _KIMI_K2 = TaggedForm(
     ),
 )
 
+# Example:
 # <tool_call>
 # <function=get_weather>
 # <parameter=city>
@@ -111,6 +124,7 @@ _QWEN3_CODER = TaggedForm(
     ParameterTags(("<parameter=", ">"), ("", "</parameter>"), lines=True),
 )
 
+# Example:
 # <tool_call>get_weather
 # <arg_key>city</arg_key>
 # <arg_value>Paris</arg_value>
@@ -123,6 +137,7 @@ _GLM45 = TaggedForm(
     ParameterTags(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
 )
 
+# Example:
 # <minimax:tool_call>
 # <invoke name="get_weather">
 # <parameter name="city">Paris</parameter>
@@ -161,8 +176,8 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
 )
 """Formats in which each argument has its own tags.
 
-The chat templates of these formats loop over the arguments of the tool calls in the conversation.
-The template must therefore get these arguments as an object, not as JSON text.
+The chat templates of these formats contain a loop over the arguments of each earlier tool call in
+the conversation. The template must therefore get the arguments as an object, not as JSON text.
 """
 
 # Words by which `guess` detects a format. The result is the first format whose words are all in the

@@ -26,10 +26,9 @@ def new_id(form: Form) -> str:
 class TemplateIds:
     """Converter of the call ids of one conversation to ids that the chat template accepts.
 
-    Equal ids stay equal, so each tool result still has the id of its call. Ids for Kimi are always
-    replaced. According to the section on tool calls in the model card of Kimi-K2, an id must
-    contain the function's name and the number of earlier calls. Kimi's template writes the
-    function's name only in the id.
+    Equal ids stay equal, so each tool result still has the id of its call. For Kimi, all ids are
+    replaced: an id must contain the function's name and the number of earlier calls (model card of
+    Kimi-K2, section on tool calls). Kimi's template writes the function's name only in the id.
     """
 
     def __init__(self, form: Form | None) -> None:
@@ -38,7 +37,7 @@ class TemplateIds:
         self._calls = 0
 
     def of_call(self, call_id: str, function: str) -> str:
-        """Return the template's id for the next tool call of the conversation.
+        """Return the converted id of the next tool call of the conversation.
 
         Call this once for each tool call, in their order in the conversation.
         """
@@ -48,7 +47,7 @@ class TemplateIds:
         return self.of_answer(call_id)
 
     def of_answer(self, call_id: str) -> str:
-        """Return the template's id for a tool result. It equals the template's id for the call."""
+        """Return the converted id of a tool result. The converted id of its call is the same."""
         if self.form == "mistral" and not _is_mistral(call_id):
             return _mistral(call_id)
         return self._numbered.get(call_id, call_id)

@@ -84,7 +84,7 @@ class JsonToolParser(ToolParser):
             char = yield
 
     def _member(self, key: str, char: str) -> Step:
-        """Parse the value of one member of a call's object."""
+        """Parse the value of the property `key` of a call's object."""
         if not self._undecided:
             return (yield from self._value(char))
         if key == "name":

@@ -14,15 +14,16 @@ from typing import Any, ClassVar
 from gateway.parsers.tools.events import Event, EventCollector
 
 Step = Generator[None, str, str]
-# The functions that a request offers, by name: the JSON schema of their `parameters`, or None.
+# The functions that a request offers. Each function's name maps to the JSON schema of its
+# `parameters`, or to None if the function has no parameters.
 Functions = Mapping[str, Mapping[str, Any] | None]
 
 
 class NotACall(Exception):
     """The text is not a tool call.
 
-    `char` is the first character that cannot be part of a call. The caller must parse it again, as
-    the first character after the rejected text.
+    `char` is the first character that cannot be part of a call. The caller must parse `char` again,
+    as the first character after the rejected text.
     """
 
     def __init__(self, char: str) -> None:
@@ -33,8 +34,9 @@ class NotACall(Exception):
 class ToolParser(ABC):
     """Parser that splits one choice's text into content and tool calls.
 
-    Text that may be the beginning of a call is held back. If it is no call, it is reported
-    unchanged as content. Whitespace between content and a call, and between calls, is dropped.
+    Text that may be the beginning of a call is held back. If the text turns out to be no call, the
+    parser reports it unchanged as content. Whitespace between content and a call, and between
+    calls, is dropped.
 
     `markers` are the tokens by which the parser recognizes calls. The detokenizer must output these
     tokens even if they are special tokens. `functions` are the functions that the request offers.
@@ -62,19 +64,21 @@ class ToolParser(ABC):
         return self._events.calls
 
     def parse(self, text: str) -> list[Event]:
-        """Parse the next chunk of text. Return the events that further text cannot change."""
+        """Parse the next chunk of text, and return its events.
+
+        Text that may be the beginning of a call is held back until more text arrives.
+        """
         send = self._machine.send
         for char in text:
             send(char)
         return self._events.take()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Return the events of text that was held back.
+        """Finish parsing. Return the events of text that was held back.
 
         `cut` is True if a token limit or a stop string ended the text, and False if the model ended
-        it. If the held-back text is the beginning of a call, it is dropped if `cut` is True.
-        Otherwise, it is reported as content. A call whose arguments have started remains
-        incomplete.
+        it. Held-back text is reported as content. If `cut` is True, however, the beginning of a
+        call is dropped. A call whose arguments have started remains incomplete.
         """
         self._machine.close()
         held = "".join(self._held)
@@ -109,7 +113,7 @@ class ToolParser(ABC):
     def _release(self) -> None:
         """Report the held text as content.
 
-        Whitespace at its end remains held, because a call may follow.
+        Whitespace at the end of this text remains held, because a call may follow.
         """
         held = "".join(self._held)
         content = held.rstrip()
@@ -135,8 +139,8 @@ class ToolParser(ABC):
     def _text(self, char: str, tags: tuple[str, ...]) -> Step:
         """Report content until one of the tags has been read completely. Return this tag.
 
-        The tag and the whitespace before the tag are then held back. The first character of a tag
-        must not occur again in any of the tags.
+        The tag and the whitespace before the tag remain held back. A failed match is not tried
+        again from its second character. Tags such as `<a<b>` are therefore not supported.
         """
         first = {tag[0] for tag in tags}
         partial = ""

@@ -4,8 +4,8 @@
 
 The list is at the beginning of the output, or after one of the tokens in `markers`. Values are
 converted to JSON while they are parsed, and are never evaluated as Python. A value that is not a
-Python literal becomes a string. The chat templates of these models have such values without quotes
-in their examples, such as `[get_weather(city=Paris)]`.
+Python literal becomes a string, because the examples in these models' chat templates have strings
+without quotes: `[get_weather(city=Paris)]`.
 
 Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
 """
@@ -25,8 +25,8 @@ _START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|
 class PythonicToolParser(ToolParser):
     """Parser of lists of Python-like calls.
 
-    A call is reported as soon as the name of its first argument has been read, or the closing
-    parenthesis if there are no arguments. The values of arguments are streamed.
+    A call is reported as soon as the name of its first argument has been read. A call without
+    arguments is reported at its closing parenthesis. The values of arguments are streamed.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
@@ -98,8 +98,8 @@ class PythonicToolParser(ToolParser):
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
         """Parse the name of a function or parameter. Return the name and the next character.
 
-        A name consists of letters, digits and the characters in `others`. It may therefore contain
-        characters that Python's names cannot. The returned name is "" if it begins with a digit.
+        A name consists of letters, digits and the characters in `others`. Some of these characters
+        are invalid in Python names. If the name begins with a digit, the returned name is "".
         """
         letters: list[str] = []
         while char.isalnum() or char in others:

@@ -103,14 +103,15 @@ class TaggedForm:
 class TaggedToolParser(JsonToolParser):
     """Parser of the calls of one format.
 
-    Only formats with `parameters` use the request's `functions`, for the types of parameters.
+    Only formats with `parameters` use the request's `functions`, to find each parameter's type.
     """
 
     def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The current value, and held-back text after it that may be an ending of the value.
+        # The value that is being parsed. `_tail` has the text after the value, as long as this text
+        # may consist of the tags that end the value.
         self._open_value: _Value | None = None
         self._tail = ""
         # The opening tag of the next call, if it was read together with the end of the last value.
@@ -232,11 +233,11 @@ class TaggedToolParser(JsonToolParser):
         return "" if self._next_call else (yield)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. Return the events of text that was held back.
+        """Finish parsing. Return the events of text that was held back.
 
-        The text may end after a complete value without the tag that ends the call. The call is then
-        complete if the model ended the text. If a limit or a stop string ended the text (`cut`),
-        the call is incomplete, because the model might have written more parameters.
+        The text may end after a complete value, without the tag that ends the call. If the model
+        ended the text, the call still counts as complete. If a limit or a stop string ended the
+        text (`cut`), the call is incomplete, because the model might have written more parameters.
         """
         value, self._open_value = self._open_value, None
         if value is not None:

@@ -1,9 +1,10 @@
-"""Conversion of the text of an argument (between tags) to JSON, by the types in a JSON schema.
+"""Conversion of the text of a tool call's argument to JSON, by the types that a schema allows.
 
-The rules are those of vLLM's parsers:
+The text is written between tags. The rules are those of vLLM's parsers:
 
 - If the schema allows only strings, the value is a string with the unchanged text.
-- Otherwise, valid JSON is used as it is. `True`, `False` and `None` are accepted, too.
+- Otherwise, valid JSON is used as it is. `True`, `False` and `None` are accepted, too. If the
+  schema also allows strings, this rule applies only to JSON of another allowed type.
 - If the schema allows an array or an object, Python lists and dictionaries are also accepted. Chat
   templates write the arguments of earlier calls in this way.
 - Any other text becomes a string.
@@ -23,8 +24,8 @@ from gateway.parsers.tools.parser import NotACall
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Maximum number of subschemas to examine, and maximum number of `type` and `enum` entries to read.
-# The numbers are limited because this code runs on the event loop.
+# Maximum number of subschemas to examine. The same maximum applies to the number of `type` and
+# `enum` entries to read. There are limits because this code runs on the event loop.
 _MAX_ITEMS = 1000
 # Maximum number of path components in a `$ref`; no request body is nested more deeply.
 _MAX_REFERENCE_STEPS = 100
@@ -42,7 +43,7 @@ _LITERAL = re.compile(
     r"|(?<![\w.])(?:True|False|None|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))*+",
     re.DOTALL,
 )
-# Names of types in a JSON schema, by the Python type that orjson returns for them.
+# Maps each Python type that orjson returns to the names of its types in a JSON schema.
 _TYPES: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
     int: frozenset({"integer", "number"}),
@@ -83,7 +84,7 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value from its text.
+    """Convert the text of an argument to JSON.
 
     `types` are the JSON types that the schema allows; an empty set allows all types.
     """
@@ -97,8 +98,9 @@ def as_json(text: str, types: frozenset[str]) -> str:
             kinds = _TYPES[dict if source[0] == "{" else list]
         if not kinds & types:
             return f'"{escape_json(text)}"'
-    # If the schema allows a string, return the text as a string: templates write strings without
-    # quotes.
+    # If the schema allows strings, and the text is not JSON of another allowed type, return the
+    # text as a string. Keep quotes in this string: templates write strings without quotes, so the
+    # model means the quotes as a part of the text.
     if "string" in types and (kinds == STRING or not kinds & types):
         return f'"{escape_json(text)}"'
     return source

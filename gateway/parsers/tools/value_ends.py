@@ -1,18 +1,17 @@
 """Detection of the end of an argument's value between tags.
 
-The text of a value may contain the same tags as the format. A closing tag therefore ends a value
-only if the next parameter or the end of the call follows the tag, after optional white space. Until
-then, the tag is held back.
+The text of a value may itself contain the tags of the format. A closing tag therefore ends a value
+only if, after optional white space, the next parameter or the end of the call follows. The parser
+holds the tag back until it has read the following tag.
 
-Models sometimes omit closing tags. In formats with line breaks around values, a value therefore
-also ends at a line break if one of these follows:
+Models sometimes omit closing tags. In formats with line breaks around values, a line break
+therefore also ends a value if one of the following comes after the line break:
 
 - the tag of the next parameter;
 - all tags that end a call;
-- one of the tags that end a call, and then the tag of the next call.
+- one or all of the tags that end a call, followed by the tag of the next call.
 
-At the end of the response, a value also ends before a closing tag, or before the tags that end a
-call.
+At the end of the response, a single closing tag is enough: the tag of the value or of the call.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SPACE = rf"[ \t\n\r]{{0,{_MAX_SPACE_CHARS}}}"
 class _Part(NamedTuple):
     """Two regular expressions for a part of an ending, such as a tag.
 
-    The first expression matches the complete part. The second expression matches each beginning of
+    The first expression matches the complete part. The second expression matches any beginning of
     the part.
     """
 
@@ -78,11 +77,11 @@ class ValueEnds:
         return self._begun.fullmatch(text) is not None
 
     def is_ending(self, text: str) -> bool:
-        """Return True if the text is an ending, even if more text follows."""
+        """Return True if the text is a complete ending, no matter which text follows."""
         return self._ended.fullmatch(text) is not None
 
     def is_last(self, text: str) -> bool:
-        """Return True if the text is an ending at the end of the response."""
+        """Return True if the text is a complete ending when no text follows."""
         return self._at_end.fullmatch(text) is not None
 
     def next_call(self, ending: str) -> str:

@@ -1,10 +1,12 @@
 """Synchronisation of the issued API keys between this process' memory, the disk and Redis.
 
-If Redis is configured, a process accepts no issued key before it has read Redis once: another
-gateway may have revoked a key, and this disk may not have the revocation yet. After the first read,
-the process accepts issued keys even while Redis is down. It also creates a marker file in the
-folder of the gateway's workers. A worker that starts later finds the marker, and accepts the keys
-on the disk without reading Redis.
+These are three copies of the keys. To join copies means to merge their records, and to store the
+result in each of them.
+
+If Redis is configured, a process must read Redis once before it accepts issued keys: another
+gateway may have revoked a key that is still valid on this disk. After this, the process accepts
+issued keys even while Redis is down. It also creates a marker file in the folder of the gateway's
+workers. A worker that starts later finds the marker, and accepts the keys on the disk at once.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class KeyCopies:
         self._shared = shared
         self._mark = None if workers is None else workers / "keys-are-known"
         self._joined_at: tuple[bytes | None, Stamp] | None = None
-        """Values of `SharedKeys.revision` and `KeyDisk.stamp` when all copies were last joined.
+        """Values of `SharedKeys.revision` and `KeyDisk.stamp` after the copies were last joined.
 
-        `poll` joins the copies again if one of these values has changed, or if this is None.
+        `poll` joins the copies again if a value has changed, or if the attribute is None.
         """
         self._joined_disk_at: Stamp = _NEVER
         self.records: Records = {}
@@ -61,9 +63,9 @@ class KeyCopies:
             self._shared.close()
 
     def poll(self) -> None:
-        """Make all copies equal again if the keys in Redis or on disk may have changed.
+        """Join the copies if the keys in Redis or on disk may have changed.
 
-        If Redis is down, join only the keys of this process and of the disk, and raise
+        If Redis is down, join only the copies in this process and on disk, and raise
         KeysUnavailable.
         """
         stamp = self._disk.stamp()
@@ -130,11 +132,10 @@ class KeyCopies:
             self._disk.put_uses({key: when for key, when in known.items() if key in self.records})
 
     def _join(self, shared: SharedKeys | None, *new: KeyRecord) -> None:
-        """Join all records, and write the result to this process' memory, the disk and Redis.
+        """Join the copies in this process, on disk and in Redis, and add the records `new` to all.
 
-        The records come from this process, the disk, Redis (`shared`) and `new`. If `shared` is
-        None, Redis is neither read nor written. If the disk fails, add the records of Redis to this
-        process, and then raise OSError.
+        If `shared` is None, Redis is neither read nor written. If the disk fails, the copies in
+        this process and in Redis are joined before OSError is raised.
         """
         known: Records = join_records(self.records, new)
         with contextlib.suppress(OSError), self._disk.lock():
@@ -158,8 +159,8 @@ class KeyCopies:
                 self._disk.put(self.records)
             self._joined_disk_at = self._disk.stamp()
         if shared is self._shared:
-            # If records were written to Redis, join the copies again at the next poll. If Redis has
-            # lost the records meanwhile, the next poll writes them again.
+            # If records were written to Redis, let the next poll join the copies again: this
+            # repeats the write if Redis has lost these records since then.
             self._joined_at = None if missing else (revision, self._joined_disk_at)
 
     def _mark_trusted(self) -> None:
@@ -172,8 +173,8 @@ class KeyCopies:
 def _is_missing(record: KeyRecord, found: SharedKeysSnapshot) -> bool:
     """Return True if the record must be written to Redis.
 
-    Redis may have an invalid value for the key. The value may come from a newer release of the
-    gateway, so only the record of a revoked key replaces it.
+    Redis may have a value that this gateway cannot read, perhaps from a newer release. The record
+    of a revoked key replaces this value. The record of a valid key does not.
     """
     there = found.records.get(record.id)
     if record.revoked is not None:

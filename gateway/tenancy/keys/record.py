@@ -2,8 +2,8 @@
 
 A record changes at most once: when its key is revoked. A revoked key never becomes valid again. If
 the memory of a process, a disk and Redis have different copies of a record, the revoked copy wins.
-The copies therefore become equal, in any order in which they are joined, and an old copy cannot
-make a revoked key valid again.
+The order in which copies are joined therefore does not matter, and an old copy cannot make a
+revoked key valid again.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def key_id(key_hash: str) -> str:
 def join_records(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
     """Return the records of `known` and `others` in one dict, by id.
 
-    If both have a record of the same key, the revoked record is returned. If both or neither are
-    revoked, the record in `known` is returned; their other fields are equal, because no gateway
-    changes them.
+    If both have a record of the same key and only one record is revoked, the revoked record is
+    returned. Otherwise, the record in `known` is returned. The two records do not differ in other
+    fields, because no gateway changes these fields.
     """
     result = dict(known)
     for record in others:

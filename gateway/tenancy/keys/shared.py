@@ -3,9 +3,9 @@
 ``api_keys``       hash: each key's record as JSON, by id, and the field ``@revision``
 ``api_keys:used``  hash: time of each key's last use in seconds since 1970, by id
 
-Each change sets ``@revision`` to a new random value. A counter would not be safe: if Redis loses
-its last change, the next change gets the same number again, so two different sets of keys could
-have the same revision.
+Each change sets ``@revision`` to a new random value. A counter would not be safe, because Redis may
+lose its last change. The next change would then get the same number as the lost change, and other
+processes would not notice it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,10 @@ class BudgetUsage:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """Warning texts for budgets that are at least 80 % used, by ``TENANT BUDGET``."""
+        """Warning texts for budgets that are at least 80 % used.
+
+        A key is the tenant's name, a space, and the budget's name: "acme tokens_per_day".
+        """
         now, known = time.monotonic(), self._nearly_used.copy()
         return {budget: words for budget, (words, ends) in known.items() if ends > now}
 

@@ -36,8 +36,8 @@ _RECONNECT_INTERVAL_S = 1.0
 _MAX_BATCH_CALLS = 64
 _FLUSH_S = 2.0
 
-# Redis error codes that mean a problem of the server, not of the key in the command. These codes
-# are in addition to the codes that `is_unavailable` recognizes.
+# Redis error codes that mean a problem of the server, not of the key in the command. The function
+# `is_unavailable` recognizes further codes of this type.
 _CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
 # Tenant name for test calls. Names of real tenants never begin with a dot.
@@ -51,9 +51,10 @@ The list is None if the call has failed: Redis may or may not have executed it.
 
 
 class ScriptCaller:
-    """Thread that calls the script.
+    """Thread that calls the Lua script `script.lua` in Redis.
 
-    Code on an event loop submits the calls. Callbacks on the same event loop get the answers.
+    Code on an event loop submits the calls. Callbacks on the same event loop get the script's
+    answers.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class ScriptCaller:
         Args:
             url: URL of Redis, in a form that `lora_store.redis_url` describes.
             timeout_s: timeout of each read in seconds.
-            on_up: called from any thread when `up` may have changed, with its new value.
+            on_up: called with the value of the property `up` when the value may have changed. The
+                call may come from any thread.
             on_refused: called from this object's thread when a tenant's key in Redis has an
                 invalid value.
             on_answers: called on the event loop with the answers to submitted calls.
@@ -106,8 +108,8 @@ class ScriptCaller:
     def up(self) -> bool:
         """True while Redis is connected and answers in time.
 
-        The value becomes False when a request has waited for Redis until its timeout. It becomes
-        True again with the next answer of Redis. While it is False, other requests do not wait.
+        The value becomes False when a request has waited for Redis until the request's timeout. The
+        next answer of Redis makes it True again. While it is False, no request waits for Redis.
         """
         return self._is_connected and not self._is_late
 
@@ -144,7 +146,10 @@ class ScriptCaller:
             return self._is_connected
 
     def set_late(self, is_late: bool) -> None:
-        """Set `is_late`: True if Redis has not answered a request in time, False if it answers."""
+        """Record that a request has waited for Redis until its timeout (`is_late`).
+
+        Call this with False at the next answer of Redis.
+        """
         if is_late != self._is_late:
             with self._lock:
                 was_up, self._is_late = self.up, is_late

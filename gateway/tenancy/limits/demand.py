@@ -1,8 +1,9 @@
 """Estimate of how many units of its limits a tenant will use next in this process.
 
-The units are requests, tokens and slots (concurrent requests). To save calls, a process reserves
-several units in Redis at once, before requests need them: a block. The size of the next block
-depends on the units that requests took in the last ticks: periods of `lease.TICK_S` seconds.
+The units are requests, tokens and slots (concurrent requests). A process reserves a block of
+several units in Redis before requests need them. This saves calls of Redis. Time is divided into
+ticks of `lease.TICK_S` seconds. The units that requests took in the last ticks determine the size
+of the next block.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import NamedTuple
 
 _RECENT_TICKS = 4
 _MIN_REQUESTS = 4
-"""Number of recent requests from which on a process reserves blocks.
+"""Minimum number of requests in the last ticks for which a process reserves a block of units.
 
-A block has at least as many units as this number of average requests.
+Each block has enough units for at least this number of average requests.
 """
 
 
@@ -25,9 +26,9 @@ class _Tick(NamedTuple):
 
 
 class UnitDemand:
-    """Statistics of one tenant's use of requests, tokens or slots in the last ticks.
+    """Statistics of the units that one tenant's requests took and gave back in the last ticks.
 
-    Each instance counts one of these three units: how many of them requests took and gave back.
+    Each instance counts one type of unit: requests, tokens or slots.
     """
 
     __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
@@ -51,7 +52,7 @@ class UnitDemand:
         self._level -= units
 
     def roll(self) -> None:
-        """End the present tick, and begin the next one."""
+        """End the present tick (a period of `lease.TICK_S` seconds), and begin the next tick."""
         requests, units = self._tick
         rise = self._high - self._low
         self._recent.append(_Tick(self._requests - requests, self._units - units, rise))

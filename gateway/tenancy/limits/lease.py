@@ -4,10 +4,10 @@ The units of limits are requests, tokens and slots (concurrent requests). Redis 
 to a process at once, and counts them as used. The process then admits requests without calling
 Redis, as long as they need no more than the granted units. Granted units that no request has taken
 yet are "spare". The process regularly reports to Redis how many units were really used. If a
-process dies, its lease expires, and Redis counts its units as used at that time.
+process dies, its lease expires. Redis then counts its units as used at the time of the expiry.
 
-The sliding windows in Redis count a request in the second of the report. This may be later than the
-request, but never earlier.
+The sliding windows in Redis count a request at the time of its report. This time may be later than
+the arrival of the request, but never earlier.
 
 See decision 089 in docs/decisions.
 """
@@ -39,9 +39,9 @@ _RENEW_INTERVAL_S = 5.0
 _MAX_REPORT_DELAY_S = 1.0
 """Maximum time in seconds until a request that was admitted without Redis is reported to Redis."""
 _MAX_REFUSAL_AGE_S = 1.0
-"""Seconds for which equal requests are refused without asking Redis after Redis has refused one.
+"""Seconds for which a refusal by Redis is repeated for equal requests without asking Redis.
 
-The time is short because Redis may lose its data meanwhile, and would then admit the requests.
+The time is short, because Redis may lose its counts at any time and then admit such requests.
 """
 
 
@@ -70,8 +70,8 @@ class Lease:
         Args:
             tenant: the tenant's name.
             clock: returns the monotonic time in seconds.
-            epoch: returns a number that changes when Redis may have lost its data, and with them
-                the units that it has granted.
+            epoch: returns a number that changes when Redis may have lost its data. Redis then no
+                longer counts the units that it has granted.
         """
         self.tenant = tenant
         self.in_flight = False
@@ -84,7 +84,7 @@ class Lease:
         self._limits: dict[LimitName, int] = {}
         self._budgets: Mapping[LimitName, int] = {}
         self._known_budgets: Mapping[LimitName, int] | None = None
-        """`budgets` of the last `Spending`, which `spend` has already added to `_budgets`."""
+        """The field `budgets` of the last argument of `spend`; already included in `_budgets`."""
         self._spare, self._shares = [0, 0, 0], [0, 0, 0]
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]
@@ -143,9 +143,9 @@ class Lease:
             else:
                 quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
-        # Store only refusals by requests_per_minute. Unlike tokens and slots, used requests are
-        # never given back. Unless a gateway has spare requests, this limit therefore remains
-        # exhausted for `wait_ms`.
+        # Store only refusals by requests_per_minute. Used requests are never given back, unlike
+        # tokens and slots. If no gateway can give back spare requests (`may_return`), this limit
+        # therefore remains exhausted for `wait_ms`.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
             self._refusal = request, decision
         return decision
@@ -196,20 +196,21 @@ class Lease:
         self._schedule_report(self._clock() + _RENEW_INTERVAL_S)
 
     def _schedule_report(self, due_at: float) -> None:
-        """Set the time by which the next report must be sent to Redis to `due_at` at the latest."""
+        """Make a report to Redis due at the time `due_at`, unless a report is due earlier."""
         self._due_at = min(self._due_at, due_at) if self._changed else due_at
         self._changed = True
 
     def _update_calm(self) -> None:
-        """Set `_is_calm`: True if the limits are so far from exhausted that no gateway must wait.
+        """Set `_is_calm`: True if the usage is so far below all limits that no request must wait.
 
-        In this case, each process may have enough spare units for four average requests.
+        The usage is low enough if Redis allows this process to hold spare units for at least four
+        average requests.
         """
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
-        """Return True while the lease is valid, so that Redis counts its spare units as used.
+        """Return True while the lease is valid, and Redis counts the lease's spare units as used.
 
         If the lease has expired or Redis may have lost it, drop the spare units and return False.
         """
@@ -222,8 +223,8 @@ class Lease:
     def has_surplus(self) -> bool:
         """True if this process should give spare units back to Redis.
 
-        The usage is then near a limit, and this process has more spare units than it needs or may
-        have.
+        This is the case if the usage is near a limit, and this process has more spare units than it
+        needs for the next tick, or more than Redis allows.
         """
         if self._is_calm:
             return False
@@ -314,7 +315,8 @@ class Lease:
     def _learn_limits(self, request: LimitRequest) -> None:
         """Store the limits of a request, which may have changed with the configuration.
 
-        They replace all stored limits that count the same units (requests, tokens or slots).
+        The request's limits replace all stored limits that count the same units (requests, tokens
+        or slots).
         """
         taken = units_of_request(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}

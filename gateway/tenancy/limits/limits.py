@@ -1,6 +1,7 @@
-"""Tenants' limits: counts requests in Redis or in this process, and refuses requests with errors.
+"""Counting of requests in their tenants' limits, and the errors for refused requests.
 
-All other code of the gateway counts requests through the class `Limits`.
+Requests are counted in Redis or in this process. All other code of the gateway counts requests
+through the class `Limits`.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Limits:
         self._last_quotas: dict[
             str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]
         ] = {}
-        """Usage of limits at a tenant's last request, by tenant and by names of the limits.
+        """Usage of limits at a tenant's last request, and the time of this request.
 
-        The second member of each pair is the time of that request in seconds of `time.monotonic`.
+        The first key is the tenant's name. The second key has the names of the limits in which the
+        request was counted. Times are in seconds of `time.monotonic`.
         """
 
     def report(self, tenant: str) -> dict[LimitName, Quota]:
@@ -85,7 +87,7 @@ class Limits:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """Warning texts for budgets that are at least 80 % used, by ``TENANT BUDGET``."""
+        """Warning texts for budgets that are at least 80 % used. See `BudgetUsage.nearly_used`."""
         return self._standings.nearly_used
 
     def update(self, configuration: Configuration) -> None:
@@ -168,8 +170,8 @@ class Limits:
     def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
         """Return a copy of the request with only the limits that this process counts without Redis.
 
-        While Redis is down, the configured policy of a limit may be "refuse". Raise
-        LimitsUnavailable if the request has such a limit.
+        The configuration has a policy per limit for the time while Redis is down. Raise
+        LimitsUnavailable if the policy of one of the request's limits is "refuse".
         """
         local_limits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
@@ -192,9 +194,9 @@ def _build_refusal(
     if wait_ms == NEVER:
         message = f"Request too large for the limit of {facts}."
         return RateLimited(message, limit=refused, wait_ms=None, quotas=quotas)
-    # Report the budget as exhausted only if the tokens that were really used leave too little for
-    # this request. Otherwise running requests have reserved the missing tokens, and may give them
-    # back soon.
+    # Report the budget as exhausted only if the used tokens alone leave too few tokens for this
+    # request. If the request would fit without the tokens that running requests have reserved, it
+    # may succeed soon: running requests give back the tokens that they do not use.
     if LIMITS[refused].budget and quota.used + requested > quota.limit:
         again = datetime.fromtimestamp((decision.now_ms + wait_ms) // 1000, UTC)
         used = f"limit {quota.limit}, used {quota.used}, requested {requested}"

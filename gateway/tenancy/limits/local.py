@@ -28,8 +28,8 @@ from gateway.tenancy.limits.request import (
 class Window:
     """Sliding window of one minute: the requests or tokens counted in each of the last seconds.
 
-    A second is an integer: the clock's time in seconds, rounded down. An amount is a number of
-    requests or tokens. It expires after one minute.
+    A second is an integer: the clock's time in seconds, rounded down. The requests or tokens of a
+    second expire one minute after this second.
     """
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class Window:
     def wait_ms(self, now_ms: int, excess: int) -> int:
         """Return the milliseconds until at least `excess` requests or tokens have expired.
 
-        Return BUSY_WAIT_MS if the window has fewer than `excess` requests or tokens: running
-        requests must then give back reserved tokens, at an unknown time.
+        Return BUSY_WAIT_MS if the window has fewer than `excess` requests or tokens. In this case,
+        running requests have reserved tokens, and give them back at an unknown time.
         """
         if excess <= 0:
             return 0
@@ -141,13 +141,14 @@ class LocalLimits:
 
 
 def find_longest_wait(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:
-    """Return the limit with the longest wait, and this wait in milliseconds or NEVER.
+    """Return the limit with the longest wait, and this wait.
 
     If several limits have the longest wait, return the first of them. Return (None, 0) if no limit
     requires a wait.
 
     Args:
-        waits: the wait for each limit in milliseconds, or NEVER.
+        waits: the wait for each limit in milliseconds. NEVER means that the limit will never admit
+            the request; it counts as the longest wait.
     """
     if never := [name for name, wait in waits.items() if wait == NEVER]:
         return never[0], NEVER

@@ -41,9 +41,9 @@ _LATE_LOG_INTERVAL_S = 60.0
 _MAX_QUEUED_REQUESTS = 64
 """Maximum number of waiting requests, besides the first, for which one call asks for units."""
 
-# A limit may be exhausted only because other gateways have spare units. A request is then retried
-# for this many seconds before it is refused. Within this time, other gateways give back the spare
-# units that they do not need.
+# Even if a limit is exhausted, other gateways may still hold spare units. Gateways give back the
+# spare units that they do not need within this many seconds. A request is therefore retried for
+# this time before it is refused.
 _RETURN_WAIT_S = TICK_S + 0.15
 _RETURN_POLL_INTERVAL_S = 0.05
 
@@ -54,8 +54,8 @@ class _Pending:
     Attributes:
         request: the request.
         answer: future for the decision; its result is None if Redis fails.
-        refusal: the decision of Redis if it has refused the request, but other gateways may still
-            give units back; else None. The request gets this decision if they do not.
+        refusal: decision with which the request will be refused unless other gateways give units
+            back soon; None if Redis has not refused the request.
         until: time at which the request is refused even if other gateways may still give units
             back, in seconds of the event loop's clock.
     """
@@ -104,7 +104,8 @@ class SharedLimits:
 
         Args:
             url: URL of Redis, in a form that `lora_store.redis_url` describes.
-            on_up: called from any thread when `up` may have changed, with its new value.
+            on_up: called with the value of the property `up` when the value may have changed. The
+                call may come from any thread.
             timeout_s: timeout of each read in seconds.
             on_refused: called, from a thread, when a tenant's key in Redis has an invalid value.
             on_budget: called on the event loop with each report of a budget's usage.
@@ -182,9 +183,10 @@ class SharedLimits:
     async def _wait(self, account: _Account, pending: _Pending) -> None:
         """Wait until the request is admitted or refused, or until a call to Redis takes too long.
 
-        The timeout applies to each call, not to the request. One call refuses only one request and
-        the requests that equal it. A request behind many different requests may therefore wait for
-        many calls. This does not mean that Redis is slow, so it must not end in a timeout.
+        The timeout applies to each call of Redis, not to the request. One call can refuse only the
+        first waiting request and equal requests directly behind it. Behind many different requests,
+        a request may therefore wait for many calls. Redis is not slow in this case, so the request
+        must not time out.
         """
         lease, left_s = account.lease, self._max_wait_s
         while left_s > 0:
@@ -209,7 +211,8 @@ class SharedLimits:
     def spend(self, spending: Spending) -> None:
         """Count used tokens in the tenant's budgets. Return without waiting for Redis.
 
-        Each call of the tenant reports the total, so that no tokens are lost if a call fails.
+        Each call of Redis reports all tokens that the tenant has used in this process so far. No
+        tokens are lost if a call fails, because the next call reports them again.
         """
         self._account(spending.tenant).lease.spend(spending)
 
@@ -230,7 +233,7 @@ class SharedLimits:
             self.settle(Settlement(request, released=tokens, slots=slots))
 
     def _submit_call(self, account: _Account) -> None:
-        """Submit a call for the tenant's waiting requests. If none waits, it reports usage only.
+        """Submit a call of Redis that reports usage, and asks for units for waiting requests.
 
         Do nothing while a call of the tenant is in flight, or while a timer runs that will ask
         Redis again about a refused request.
@@ -291,8 +294,8 @@ class SharedLimits:
             account: the tenant's account.
             request: the request that Redis has refused.
             refusal: the decision that the refused requests get.
-            may_return: True if Redis would admit the request if other gateways gave back their
-                spare units.
+            may_return: True if Redis can admit the request as soon as other gateways give back
+                their spare units.
         """
         waiting, now = account.waiting, self._loop.time()
         same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)

@@ -27,7 +27,7 @@ The time at which those requests end is unknown, so this is only a suggestion.
 
 @dataclass(slots=True, kw_only=True)
 class LimitRequest:
-    """Request to count requests, tokens and slots for a tenant, if all `limits` allow it."""
+    """Numbers of requests, tokens and slots to count for a tenant, if all `limits` allow it."""
 
     tenant: str
     limits: Mapping[LimitName, int]
@@ -38,7 +38,7 @@ class LimitRequest:
     slots: int = 0
 
     def amount_of(self, limit: LimitName) -> int:
-        """Return how many units of `limit` the request asks for."""
+        """Return how many requests, tokens or slots to count in `limit`."""
         wanted: int = getattr(self, LIMITS[limit].counts)
         return wanted
 

@@ -18,8 +18,8 @@ from gateway.tenancy.limits.request import (
     units_of_request,
 )
 
-# Used tokens of a running request are recorded in steps of at least this size. If the process
-# crashes, fewer tokens than this are not counted per running request.
+# Used tokens of a running request are recorded in steps of at least this size. A crash of the
+# process therefore loses fewer than this number of used tokens per running request.
 _RECORD_STEP_TOKENS = 32
 
 
@@ -71,10 +71,10 @@ class Reservation:
     `quotas` has the usage of the tenant's limits, by name of the limit. The usage includes this
     request.
 
-    Reserved tokens count in the limits until they are recorded as used or given back. Tokens that
-    the engine generates are recorded as used in steps of at least 32. As long as no response
-    generates more tokens than were reserved for it, the tenant exceeds neither its budgets nor, in
-    any 60 seconds, its limits per minute.
+    Reserved tokens count in the limits until they are recorded as used or given back. Generated
+    tokens are recorded as used in steps of at least 32. If no response generates more tokens than
+    were reserved for it, the tenant never exceeds a budget, and never exceeds a limit per minute in
+    any 60 seconds.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -109,7 +109,12 @@ class Reservation:
         return bool(self._reserved)
 
     async def take(self, request: LimitRequest) -> None:
-        """Count a request and hold its units. Raise RateLimited or LimitsUnavailable."""
+        """Count a request in its limits, and hold its slots and tokens.
+
+        Raises:
+            RateLimited: a limit is reached.
+            LimitsUnavailable: a limit cannot be counted now.
+        """
         taken = await self._ledger.take(request)
         self.quotas |= taken.decision.quotas
         if taken.decision.refused is not None:
@@ -121,7 +126,7 @@ class Reservation:
             self._hold(taken)
 
     async def take_slots(self, slots: int) -> None:
-        """Take further slots of `concurrent_requests`. Raise RateLimited or LimitsUnavailable."""
+        """Take further slots of `concurrent_requests`. Raise the same errors as `take`."""
         tenant = self._tenant
         if slots and tenant is not None and tenant.slot_limits:
             await self.take(
@@ -129,15 +134,14 @@ class Reservation:
             )
 
     async def reserve(self, tokens: int) -> None:
-        """Reserve tokens for prompt and response. Raise RateLimited or LimitsUnavailable."""
+        """Reserve tokens for prompt and response. Raise the same errors as `take`."""
         if self._tenant is not None and self._tenant.token_limits:
             await self.take(_build_token_request(self._tenant, tokens))
 
     async def extend(self, tokens: int) -> bool:
         """Reserve further tokens for the response. Return False if a limit refuses them.
 
-        Return True if a limit cannot be counted now, because an admitted request may continue in
-        this case.
+        Return True if a limit cannot be counted now: an admitted request may then continue.
         """
         assert self._tenant is not None
         try:
@@ -153,14 +157,17 @@ class Reservation:
         return True
 
     def remaining_tokens(self, used: int) -> int:
-        """Return the number of unused reserved tokens. `used` is the total of used tokens."""
+        """Return the number of unused reserved tokens.
+
+        `used` is the number of tokens that the request has used so far.
+        """
         return sum([held.tokens for held in self._reserved]) - (used - self._recorded)
 
     def record_used(self, used: int) -> None:
         """Record that the request has used `used` tokens so far. Call this while the request runs.
 
-        Tokens that are not recorded yet are counted as used now; the unused tokens remain reserved.
-        Do nothing while fewer than 32 tokens are not recorded yet.
+        The used tokens are no longer counted as reserved; the unused tokens remain reserved. Do
+        nothing if fewer than 32 tokens were used since the last recording.
         """
         if self._reserved and used - self._recorded >= _RECORD_STEP_TOKENS:
             last, left = self._reserved[-1], max(0, self.remaining_tokens(used))

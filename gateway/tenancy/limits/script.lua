@@ -133,7 +133,7 @@ for unit = 1, 3 do granted[unit] = ask.held[unit] + ask.keep[unit] end
 
 local book  -- usage of the budgets; nil without KEYS[2]
 if KEYS[2] then
-  -- Time for which the field h:<gateway> is kept after its lease has ended. With the field, tokens
+  -- Time for which the field h:<gateway> is retained after its lease has ended. With the field, tokens
   -- that the gateway reports again are not counted again.
   local KEPT_MS = 3600000
   local field_of_mine = 'h:' .. ask.gateway

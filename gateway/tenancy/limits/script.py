@@ -27,12 +27,14 @@ class ScriptCall:
 
     Attributes:
         tenant: the tenant's name.
-        state: fields of the script's JSON argument: the usage and demand that `Lease` has counted.
+        state: fields of the script's JSON argument: the tenant's usage in this process, and the
+            units that `Lease` asks for.
         limits: the tenant's limits, in the same order as in the answer.
         budgets: the tenant's budgets.
         used: number of requests and number of tokens that this process has used in total.
-        spent: number of tokens that this process has used in total in the tenant's budgets.
-        spare: spare units that the process may use while the call is in flight.
+        spent: total number of used tokens that this process has counted in the tenant's budgets.
+        spare: numbers of granted requests, tokens and slots that no request has taken yet. The
+            process may use them while the call is in flight.
         head: the first waiting request, which the script admits or refuses; None if no request
             waits.
         epoch: `ScriptCaller.epoch` when the call was made.
@@ -79,8 +81,8 @@ class Grant:
             or if the call has no request.
         wait_ms: milliseconds until the request could be admitted, or NEVER.
         now_ms: time in milliseconds of Redis' clock.
-        may_return: True if the request would be admitted if other gateways gave back their spare
-            units.
+        may_return: True if Redis can admit the request as soon as other gateways give back their
+            spare units.
         granted: numbers of requests, tokens and slots that this process gets as new spare units.
         shares: maximum numbers of requests, tokens and slots that one process may have as spare
             units.

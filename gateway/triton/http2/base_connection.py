@@ -15,12 +15,12 @@ from gateway.triton.http2.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-# If one read returns more bytes than this, reading pauses until the received messages are
-# delivered. Without the pause, uvloop could read 32 times in one iteration of the loop. Messages of
-# a fast server would then fill the memory before they are delivered.
+# Maximum size of a small read in bytes. After a larger read, reading pauses until the received
+# messages are delivered. Without the pause, uvloop could read 32 times in one iteration of the
+# loop, and messages of a fast server would fill the memory before any are delivered.
 _SMALL_READ_BYTES = 2**16
-# If a small read comes within this many seconds after the previous read, the next read is delayed
-# by `_GATHER_S` seconds.
+# The next read is delayed by `_GATHER_S` seconds if the current read is small and comes less than
+# `_FREQUENT_READ_S` seconds after the previous read (see `_gather`).
 _FREQUENT_READ_S = 0.003
 _GATHER_S = 0.002
 # Maximum bytes of uploads written in one iteration of the loop. This takes far less than 1 ms.
@@ -36,7 +36,7 @@ class BaseConnection(asyncio.Protocol):
     """Base class of `Http2Connection` that reads, writes and closes. The subclass handles frames.
 
     `closed` becomes True when no more calls can be opened. `gone` is set when the TCP connection
-    has ended. The callback `on_change` gets the connection as its argument in both cases.
+    has ended. In both cases, `on_change` is called with the connection as its argument.
     """
 
     def __init__(self, on_change: Callable[[Any], None]) -> None:
@@ -51,8 +51,8 @@ class BaseConnection(asyncio.Protocol):
         self._read_at = 0.0
         self._can_gather = False
         self._gathering: asyncio.TimerHandle | None = None
-        # Time of the last large read, after which reading was paused, until the next read. What
-        # that read returns may have waited in the socket since then.
+        # Time of the last read if it was large, so that reading is paused now; otherwise None. The
+        # bytes of the next read may have waited in the socket since this time.
         self._paused_since: float | None = None
         # Number of tasks that wait in `RpcCall.read`, for example for the first message of a
         # stream.
@@ -146,11 +146,14 @@ class BaseConnection(asyncio.Protocol):
     def _gather(self, size: int) -> None:
         """Delay the next read, so that it returns the tokens of several streams.
 
-        This method is called after a read of `size` bytes while many streams run. Without the
-        delay, each token would need a poll, a read and a sleep of the process, which are a third of
-        its CPU time per token. The read is delayed only if this read was small and came soon after
-        the previous read. There is no delay while a task waits for a message, such as the first
-        message of a stream, or during uploads, which need the server's window updates.
+        Call this after a read of `size` bytes while many streams run. Without the delay, the
+        process would poll, read and sleep once for each token. These three steps take a third of
+        the CPU time for a token.
+
+        The next read is delayed only if the current read was small and came soon after the previous
+        read. It is not delayed while a task waits for a message, for example for the first message
+        of a stream. It is not delayed during uploads either, because uploads need the server's
+        window updates.
         """
         now = self._loop.time()
         often = now - self._read_at < _FREQUENT_READ_S
@@ -182,7 +185,10 @@ class BaseConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pump(self) -> None:
-        """Write up to `_WRITE_BYTES` bytes of the uploads, and schedule a call for the rest."""
+        """Write up to `_WRITE_BYTES` bytes of the uploads.
+
+        If more bytes can be written, do the same again in the next iteration of the loop.
+        """
         if self._paused or self._pump_scheduled or self.closed or not self._uploads.has_ready():
             return
         self._transport.writelines(self._uploads.frames(_WRITE_BYTES))

@@ -28,15 +28,16 @@ class StreamControl(Protocol):
     """Methods of a connection that its calls use."""
 
     arrived: list[RpcCall[Any]]
-    """Calls with new messages. They are delivered after all received bytes have been processed."""
+    """Calls with new messages. The messages are delivered when all received bytes are processed."""
 
     def reset(self, stream_id: int, code: Code) -> None:
         """Send RST_STREAM for the stream. No further messages of the stream are delivered."""
 
     def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
-        """Ignore further messages of the stream, and let the server end the stream; see `OnEnded`.
+        """Ignore further messages of the stream, and wait for the server to end the stream.
 
-        If the server does not end the stream within `ABANDON_GRACE_S` seconds, the stream is reset.
+        If the server does not end the stream within `ABANDON_GRACE_S` seconds, reset the stream.
+        Call `ended` in both cases; see `OnEnded`.
         """
 
     async def wait_sent(self, stream_id: int) -> None:
@@ -55,7 +56,7 @@ class StreamControl(Protocol):
 class RpcCall(Generic[T]):
     """An RPC over HTTP/2, with the methods of `ResponseStream` to read its responses.
 
-    `feed` passes messages to a callback without a task switch. `read` takes at most one task switch
+    `feed` passes messages to a callback without a task switch. `read` needs up to one task switch
     for each message.
     """
 
@@ -89,8 +90,9 @@ class RpcCall(Generic[T]):
         self._parse = parse
         self._messages: list[bytes] = []
         self._discarded = 0
-        # Future for which the reading task waits. If the task waits in `feed`, the callback `_take`
-        # gets the messages. When the callback returns False, the future gets the result True.
+        # Future for which the task in `read` or `feed` waits. For `feed`, `_take` is the callback
+        # that gets the messages. When the callback returns False, the future gets the result True,
+        # and `feed` returns.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
@@ -125,8 +127,8 @@ class RpcCall(Generic[T]):
                 return True  # the window is refilled at the next call
             if self._has_ended():
                 return False
-            # Await the future here, because a further coroutine would take memory for each waiting
-            # stream.
+            # Await the future here and not in an inner coroutine, whose object would take memory
+            # for each waiting stream.
             try:
                 if await self._wait(take):
                     return True
@@ -140,7 +142,7 @@ class RpcCall(Generic[T]):
 
     @property
     def window(self) -> int:
-        """Number of bytes that the server may send before further bytes are read."""
+        """Number of bytes that the server may send on this stream before the next window update."""
         return self._window
 
     @property
@@ -182,7 +184,7 @@ class RpcCall(Generic[T]):
         raise from_status(self.status, self.text)
 
     def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> asyncio.Future[bool]:
-        """Return a future to await. Afterwards the caller must clear `_waiter` and `_take`."""
+        """Return a future for the next messages. Afterwards, clear `_waiter` and `_take`."""
         assert self._waiter is None, "one reader at a time"
         self._refill()
         self._waiter, self._take = self._loop.create_future(), take
@@ -220,9 +222,10 @@ class RpcCall(Generic[T]):
     ) -> None:
         """Process the payload ``data[start:stop]`` of one DATA frame. Called once per token.
 
-        `is_complete` is True if the payload has the length of one complete message with its prefix.
-        It is ignored if earlier payloads have left an incomplete message. `padding` is the number
-        of padding bytes of the frame, which count against the flow-control window, too.
+        `is_complete` is True if the payload's length is that of one complete message with its
+        prefix. If earlier payloads have left an incomplete message, `is_complete` has no effect.
+        `padding` is the number of padding bytes in the frame. Like the payload, they use up the
+        flow-control window.
         """
         self._window -= stop - start + padding
         if self._window < 0:
@@ -258,8 +261,9 @@ class RpcCall(Generic[T]):
         if self._held_bytes >= self._needed and not self._split():
             return
         if not self._messages and self._needed - self._held_bytes > self._window:
-            # Let the server send more bytes now. The message is longer than the rest of the window,
-            # so it cannot be received completely, and not be read, before the window is refilled.
+            # Let the server send more bytes now. The rest of the message is longer than the rest of
+            # the window. Normally, the window is refilled when a message has been read. But this
+            # message could never be received completely, and so it could never be read.
             self._refill()
 
     def _split(self) -> bool:

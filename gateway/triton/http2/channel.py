@@ -144,8 +144,8 @@ class Http2Transport:
     def _find_free_connection(self) -> Http2Connection | None:
         """Return the first connection on which a call can be opened. Return None if there is none.
 
-        Calls therefore use the first connections, and connections that were added under load become
-        idle when the load decreases.
+        The first connections in the list therefore get most calls. The last connections, which were
+        added under load, become idle when the load decreases.
         """
         for connection in self._connections:
             if connection.can_open:
@@ -155,9 +155,9 @@ class Http2Transport:
     async def _connect(self) -> None:
         """Open one more connection, or wait for a connection attempt that is in progress.
 
-        Raise EngineUnreachable if the attempt fails. After a failed attempt, there is a pause in
-        which this error is raised at once. The first caller after the pause starts the next
-        attempt. While it is in progress, other callers still get the error at once.
+        Raise EngineUnreachable if the attempt fails. During a pause after a failed attempt, raise
+        EngineUnreachable at once. The first caller after the pause starts the next attempt. All
+        other callers during this attempt get EngineUnreachable at once, too.
         """
         if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
@@ -233,7 +233,7 @@ class Http2Transport:
         why = connection.why_closed or "the server takes no streams"
         if connection.greeted or self._tls is not None:
             return why
-        # Suggest a likely cause: Triton's HTTP port closes such a connection without an answer.
+        # Suggest a likely cause: Triton's HTTP port closes gRPC connections without an answer.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
 
     def _on_connection_change(self, connection: Http2Connection) -> None:

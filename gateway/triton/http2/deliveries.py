@@ -1,4 +1,4 @@
-"""Delivery of received messages to their readers: when, and in which order.
+"""Delivery of received messages to their readers, spread over iterations of the event loop.
 
 See decision 055 in docs/decisions.
 """
@@ -12,26 +12,26 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-# Maximum number of deliveries in one turn (iteration) of the event loop: normally, and while a task
-# waits for a message. Lower numbers would shorten the wait of new requests, but each token would
-# take more CPU time. After the first token of a turn, the code and the kernel's data are in the
-# CPU's caches, so further tokens are cheaper.
+# Maximum number of deliveries in one turn (iteration) of the event loop. The second number applies
+# while a task waits in `RpcCall.read`, as new requests do. With lower numbers, new requests would
+# wait less, but each token would take more CPU time. The first token of a turn is the most
+# expensive one, because it loads the code and the kernel's data into the CPU's caches.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# Seconds for which a message may wait before the queue counts as late. A turn then spends
-# `_LATE_SHARE` times as much time on deliveries as on all other work, so that new requests do not
-# starve running streams.
+# Seconds for which a message may wait before the queue counts as late. If the queue is late, each
+# turn spends `_LATE_SHARE` times as much time on deliveries as on all other work. Otherwise, the
+# work for new requests could delay the tokens of running streams more and more.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
-# Upper bound in seconds for the measured time of a turn's other work. It also limits the time for
-# deliveries in one turn, which is `_LATE_SHARE` times as long.
+# Maximum in seconds of the time for all other work, before it is multiplied by `_LATE_SHARE`. The
+# deliveries of a turn in a late queue therefore take at most 15 ms.
 _MAX_REST_S = 0.0025
 # Seconds for which messages are held back while the gateway is overloaded. Several messages of a
 # stream are then sent to the client at once. At 50 tokens/s per stream, this saves a third of the
 # CPU time per token.
 _HOLD_S = 0.04
-# Maximum number of large reads while messages are held back. The next large read ends the hold.
-# Otherwise, undelivered messages would fill the memory.
+# Maximum number of large reads (see `BaseConnection`) in one hold, the time in which messages are
+# held back. The next large read ends the hold. Otherwise, held messages would fill the memory.
 _READS_PER_HOLD = 8
 
 
@@ -50,19 +50,21 @@ class DeliveryQueue:
     """Queue of deliveries in one event loop. A delivery hands messages to their reader.
 
     One read from a socket may return tokens of several hundred streams. Delivering a token takes 15
-    to 20 us of CPU time. If one turn (iteration) of the event loop delivered all of them, every
-    step of a new request would wait for milliseconds. So each turn makes only a few deliveries, and
-    even fewer while a task waits for a message.
+    to 20 us of CPU time. If one turn (iteration) of the event loop delivered all these tokens,
+    every step of a new request would wait for milliseconds. So each turn makes only a few
+    deliveries, and even fewer while a task waits for a message.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.waits = 0
         """Number of tasks that wait for a message, on all connections together."""
         self._due: deque[tuple[float, Receiver | _Callback]] = deque()
-        """Deliveries, each with the time since which its messages have waited."""
-        self._clock = clock
+        """Queue of (time, delivery). The delivery's messages have waited since this time."""
+        self.now = clock
+        """Clock in seconds, of the times that `deliver` gets."""
         self._ran_at = self._released = 0.0
-        """Times of the end of the last deliveries, and of the end of the last hold."""
+        """`_ran_at`: end of the last turn with deliveries. `_released`: end of the last hold.
+        """
         self._age_s = 0.0
         """Seconds that the oldest message had waited when the last deliveries began."""
         self._is_overloaded: Callable[[], bool] = lambda: False
@@ -79,11 +81,12 @@ class DeliveryQueue:
     def add(self, calls: Sequence[Receiver], since: float | None = None) -> None:
         """Deliver the messages of `calls` now if there are few calls, otherwise in later turns.
 
-        `since` is the time, as returned by `now`, since which the messages may have waited in the
-        socket. The default is the time of this call.
+        `since` is the earliest time at which the messages may have arrived in the socket, in
+        seconds of the queue's clock (see `now`). The default is the current time.
 
-        Later deliveries keep the order in which they were added. If tasks wait in `read`, their
-        calls are delivered now in any case. This is cheap, because it only wakes the task.
+        Deliveries in later turns are made in the order in which they were added. If a task waits in
+        the `read` of a call, this call's messages are delivered now in any case. This is cheap,
+        because it only wakes the task.
         """
         due = self._due
         holds = not due and self._is_overloaded()
@@ -101,14 +104,15 @@ class DeliveryQueue:
                 self._hold, self._hold_reads = loop.call_later(_HOLD_S, self._run), 0
             else:
                 loop.call_soon(self._run)
-        read_at = self._clock() if since is None else since
+        read_at = self.now() if since is None else since
         due.extend([(read_at, call) for call in calls])
 
     def call_after(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in a later turn, after all deliveries that were added before.
+        """Call `callback` in a later loop iteration, after all deliveries that were added before.
 
-        While messages are held back because of an overload, `callback` is called in the next turn,
-        without waiting for these messages. After `_READS_PER_HOLD` such calls, the hold ends.
+        While messages are held back because of an overload, call `callback` in the next turn,
+        without waiting for these messages. If this method is called more than `_READS_PER_HOLD`
+        times during one hold, end the hold.
         """
         loop = asyncio.get_running_loop()
         if self._hold is not None:
@@ -119,21 +123,24 @@ class DeliveryQueue:
             self._hold.cancel()
             loop.call_soon(self._run)
         if self._due:
-            self._due.append((self._clock(), _Callback(callback)))
+            self._due.append((self.now(), _Callback(callback)))
         else:
             loop.call_soon(callback)
 
     @property
     def is_late(self) -> bool:
-        """True if the messages that were delivered last had waited for more than `_LATE_S`."""
-        return self._age_s > _LATE_S > self._clock() - self._ran_at
+        """True if the last delivery was late and was made less than `_LATE_S` seconds ago.
+
+        A delivery is late if its oldest message has waited for more than `_LATE_S` seconds.
+        """
+        return self._age_s > _LATE_S > self.now() - self._ran_at
 
     @property
     def _per_turn(self) -> int:
         return _DELIVERIES_BESIDE_WAITS if self.waits else _DELIVERIES_PER_TURN
 
     def _run(self) -> None:
-        due, began = self._due, self._clock()
+        due, began = self._due, self.now()
         if self._hold is not None:
             # Messages that were held on purpose are not late.
             self._hold, self._released = None, began
@@ -143,16 +150,12 @@ class DeliveryQueue:
                 due.popleft()[1].deliver()
             if self._age_s > _LATE_S:
                 end = began + _LATE_SHARE * min(began - self._ran_at, _MAX_REST_S)
-                while due and self._clock() < end:
+                while due and self.now() < end:
                     due.popleft()[1].deliver()
         finally:
-            self._ran_at = self._clock()
+            self._ran_at = self.now()
             if due:
                 asyncio.get_running_loop().call_soon(self._run)
-
-    def now(self) -> float:
-        """Return the time in seconds, by the queue's clock."""
-        return self._clock()
 
 
 class _Callback:
@@ -166,5 +169,5 @@ _QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, DeliveryQueue] = WeakKeyDi
 
 
 def delivery_queue() -> DeliveryQueue:
-    """Return the delivery queue of the running event loop, which its connections share."""
+    """Return the delivery queue of the running event loop. All connections of the loop share it."""
     return _QUEUES.setdefault(asyncio.get_running_loop(), DeliveryQueue())

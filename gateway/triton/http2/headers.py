@@ -1,8 +1,8 @@
 """HTTP/2 header blocks: encoding for requests, and decoding of the server's blocks.
 
 Requests do not use the dynamic table of HPACK: every field is a literal that is never indexed. One
-encoded block can therefore be sent on any stream of any connection. This takes about 100 more bytes
-per request.
+encoded block can therefore be sent on any stream of any connection. A request is about 100 bytes
+longer than with the dynamic table.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class BlockDecoder:
         return status
 
     def _state(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Return the size and the entries of HPACK's dynamic table, which give blocks a meaning."""
+        """Return the size and the entries of HPACK's dynamic table, on which decoding depends."""
         table = self._decoder.header_table
         return table.maxsize, list(table.dynamic_entries)
 

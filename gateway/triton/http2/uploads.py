@@ -57,7 +57,7 @@ class _Upload:
 
 
 class Uploads:
-    """Unfinished uploads of one connection. This class also counts the bytes that may be sent.
+    """Unfinished uploads of one connection, with the flow-control windows that limit them.
 
     `window` is the number of bytes that may now be sent on the connection.
     """
@@ -67,7 +67,7 @@ class Uploads:
         self.max_frame = DEFAULT_MAX_FRAME
         self._initial = DEFAULT_WINDOW
         self._open: dict[int, _Upload] = {}
-        # Uploads whose stream's window is open, in round-robin order.
+        # Uploads whose stream's flow-control window is not used up, in round-robin order.
         self._ready: deque[_Upload] = deque()
 
     def fits(self, size: int) -> bool:
@@ -134,7 +134,7 @@ class Uploads:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window overflows")
 
     def frames(self, limit: int) -> list[bytes | memoryview]:
-        """Return DATA frames with about `limit` bytes of the uploads. Write them in this order."""
+        """Return DATA frames with about `limit` bytes of the uploads, in the order of writing."""
         out: list[bytes | memoryview] = []
         while limit > 0 and self.has_ready():
             upload = self._ready.popleft()

@@ -1,4 +1,5 @@
 """Requests and responses of the model in TensorRT-LLM's llmapi repository.
 
-A request has the prompt as text. Each streamed response has the complete text of the answer so far.
+A request has the prompt as text. Each streamed response repeats the complete text of the answer so
+far.
 """

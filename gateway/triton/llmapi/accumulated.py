@@ -12,12 +12,13 @@ import codecs
 from gateway.errors import EngineError
 
 _REPLACEMENT = "\ufffd".encode()
-# Number of bytes at the end of the already returned text that are compared with the next received
-# text, to detect that the engine has changed its text.
+# Number of bytes at the end of the returned text that are compared with the text in the next
+# response. A difference shows that the engine has changed text that was already returned.
 _SEAM_BYTES = 64
-# Maximum number of U+FFFD characters at the end of a text that are not returned yet. An incomplete
-# character appears as only a few of them. Without this limit, a model that writes only U+FFFD would
-# block the event loop, because all of them would be searched again for each response.
+# Maximum number of U+FFFD characters at the end of a text that are held back. An incomplete
+# character appears as only a few U+FFFD. But a model may write nothing else than U+FFFD. Without
+# the limit, all these characters would be searched again for each response, and the search would
+# block the event loop.
 _MAX_HELD_BACK_CHARS = 64
 _decode = codecs.utf_8_decode
 
@@ -40,7 +41,7 @@ class AccumulatedText:
 
         An incomplete character at the end is left out until it is complete. Return "" if the
         received text is only a beginning of the text that was returned before. Raise EngineError if
-        the received text contradicts it.
+        the received text differs from the text that was returned before.
         """
         end = len(data) if end is None else end
         new = start + self._delivered_bytes

@@ -24,12 +24,13 @@ from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_input
 # all.
 _MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
 _OTHERS = frozenset({"input_ids", "request_output_len"})
-# Inputs that the model must have. For example, the answer would contain the prompt without
-# `exclude_prompt`, and would end after 32 tokens without `max_tokens`.
+# Inputs that the model must have. For example, if `exclude_prompt` was missing, the answer would
+# contain the prompt. If `max_tokens` was missing, the answer would end after 32 tokens.
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt")
-# Input that exists since the first release that streams token by token.
+# Input by which releases that stream token by token are recognised. Older releases do not have it.
 _SINCE_STREAMING = "lora_id"
-# Parameter that only this project's version of the model declares; see `LlmapiModel.polls_ended`.
+# Parameter that only the llmapi model in this project's repository declares. NVIDIA's llmapi model
+# does not have it. See `LlmapiModel.polls_ended`.
 _POLLS_ENDED = "polls_ended_requests"
 
 
@@ -54,9 +55,8 @@ def read_llmapi_capabilities(
 ) -> ModelCapabilities:
     """Return the capabilities of the llmapi repository's model.
 
-    Raise EngineUnavailable if the model cannot be used, for one of these reasons: an input is
-    missing, `max_seq_len` is None, or batching is configured, which the model's code does not
-    support.
+    Raise EngineUnavailable in three cases: an input is missing, `max_seq_len` is None, or the
+    configuration turns on batching. The model's code does not support batching.
     """
     inputs = read_inputs(config, LLMAPI)
     missing = ["/".join(LLMAPI[logical]) for logical in _NEEDED if logical not in inputs]
@@ -86,7 +86,8 @@ def read_llmapi_capabilities(
         ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
-        # The model of release 0.19 has no input `stop`, but checks if a request was cancelled.
+        # In release 0.19, the model has no input `stop`. Its requests are stopped by cancelling the
+        # call, because the model checks if the call was cancelled.
         stop=StopModel(model, inputs) if "stop" in inputs else None,
         passes_cancellation=True,
         max_batch_size=None,

@@ -21,7 +21,7 @@ _STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_bl
 _LENGTH_BYTES = 4  # size of the length field before each text of a BYTES tensor
 
 _FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
-# Finish reasons of a request that the engine has aborted, but not because of a stop request.
+# Finish reasons of a request that the engine has aborted on its own, without a stop request.
 _ABORT_REASONS = frozenset({"cancelled", "timeout"})
 
 
@@ -55,7 +55,8 @@ class LlmapiReader:
     def find_text(self, data: bytes) -> tuple[int, int] | None:
         """Return (start, end) of the text's bytes in a serialized response.
 
-        Return None if the response has to be parsed, because it may have more than a text.
+        Return None if the response must be parsed: it may have other outputs besides the text, or
+        `learn` has stored no layout.
         """
         return None if self._template is None else self._template.text(data)
 
@@ -90,8 +91,8 @@ class LlmapiReader:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
             self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
-            # A token id as the value means that the answer was ended by an additional
-            # end-of-sequence token. This token has no text, but engines count it as generated.
+            # If the value is a token id, an additional end-of-sequence token has ended the answer.
+            # This token has no text, but engines count it as generated.
             self._unshown = int(value.isdecimal())
         elif value.isdecimal():
             self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

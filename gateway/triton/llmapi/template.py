@@ -57,8 +57,8 @@ class TextTemplate:
         """Return (start, end) of the text in another response of this stream.
 
         Return None if the response does not match the template and has to be parsed. This method is
-        called once per token. Protobuf's length fields are skipped without reading them, because
-        their size in bytes follows from the size of the data.
+        called once per token. To save time, it does not read protobuf's length fields. From the
+        length of `data`, it computes how many bytes the length fields have.
         """
         end = len(data) - self._behind_size
         at = 1 + _length_bytes(len(data) - 1)
@@ -76,9 +76,9 @@ class TextTemplate:
 
 
 def _length_bytes(size: int) -> int:
-    """Return the size in bytes of a length field.
+    """Return the number of bytes of a protobuf length field.
 
-    `size` is the number of bytes of the length field and its content together.
+    `size` is the total number of bytes of the length field and of the content behind it.
     """
     if size < 129:
         return 1

@@ -28,9 +28,9 @@ def generation_request(
     token ids, and some releases fail on stop strings. The gateway searches the text for stop
     strings instead.
 
-    Raise EngineUnavailable if this model does not support a parameter of the generation. This
-    happens only if the generation was prepared for another model: the model that Triton served
-    before, or the model of another replica.
+    Raise EngineUnavailable if this model does not support a parameter of the generation. Such
+    parameters are normally refused earlier. They occur here only if the generation was prepared for
+    another model: a model that Triton has replaced since, or the model of another replica.
     """
     if generation.beams or generation.params.guide or text.bad or text.bias:
         raise EngineUnavailable("The inference server has just changed; try again.")

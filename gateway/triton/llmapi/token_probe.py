@@ -30,18 +30,19 @@ _PROMPT = "Hello"
 
 
 class TokenProbe:
-    """Sender of probes to one engine, which also knows whether the engine is doubted.
+    """Sender of probes to one engine.
 
-    `is_doubted` is True after a failed request, until the engine generates a token for any request.
+    `is_doubted` is True while the engine may be dead: from a failed request until the engine
+    generates a token for any request.
     """
 
     def __init__(self) -> None:
         self.is_doubted = False
-        # True if any request has got a token since the start of the probe. The engine then works,
-        # even if the probe's own request fails.
+        # True if any request has got a token since the start of the probe. This shows that the
+        # engine works, even if the probe's own request fails.
         self._token_made = False
         self.silences = 0
-        """Number of probes in succession that timed out since the last token."""
+        """Number of probes that have timed out since a request last got a token."""
         self.requested = asyncio.Event()
         """Set by a failed request, to start a probe at once."""
 
@@ -63,14 +64,16 @@ class TokenProbe:
         *,
         in_use: bool,
     ) -> None:
-        """Send a probe if the engine is doubted. Return when any request has got a token.
+        """Send a probe if `is_doubted` is True. Return when any request has got a token.
 
-        Return at once if `is_doubted` is False. In two cases, return without a token and leave
-        `is_doubted` True: the probe timed out but `is_silence_fatal` returned False, or the engine
-        was full and `in_use` is True.
+        In two cases, return without a token, and leave `is_doubted` True:
+
+        - The probe has timed out, and `is_silence_fatal` has returned False.
+        - The engine is overloaded, and `in_use` is True.
 
         Args:
-            ask: starts a generation; its second argument is the deadline.
+            ask: starts the generation that is its first argument. The second argument is the
+                deadline, in seconds of the event loop's clock.
             give_up: called if the engine is dead, to end the requests that wait for it.
             is_silence_fatal: called with the start time of the probe if no request has got a token
                 since then. Returns True if the engine counts as dead.

@@ -30,16 +30,17 @@ log = logging.getLogger(__name__)
 
 TokenizerPolicy = Literal["refuse", "warn"]
 
-# Number of failed calls after which the check does without the results of such calls. For example,
-# if `preprocessing` does not return token ids, only the configuration is compared.
+# Number of failed calls after which calls are not repeated any more. The check then works without
+# the results of these calls. For example, if `preprocessing` does not return token ids, only the
+# configuration is compared.
 _MAX_FAILURES = 3
-# Maximum number of timeouts of `preprocessing` after which the check does without it, if the policy
-# is "refuse". With a timeout of 5 s and a pause of 1 s, these timeouts take a minute. Even a slow
-# model, such as a model that warms up, has answered by then.
+# Number of timeouts of `preprocessing` after which calls are not repeated any more, if the policy
+# is "refuse". All timeouts together, with a pause of 1 s after each, take about a minute. In this
+# time, even a model that is still warming up has answered.
 _MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
-# Pauses in seconds before `preprocessing` is asked again, because it may load later than the
-# engine. Each pause is twice as long as the last, until `preprocessing` has answered.
+# Shortest and longest pause in seconds before `preprocessing` is called again. The model may load
+# later than the engine. Until it has answered, each pause is twice as long as the pause before.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
 _MAX_SPECIAL_TOKENS = 8
@@ -89,11 +90,12 @@ class TokenizerCheck:
         Args:
             core: name of the core model.
             capabilities: capabilities of the selected model.
-            ready: True if the model is already in use. Failed calls then raise no error.
+            ready: True if the model is already in use. A failed call then raises no error, except
+                EngineUnreachable.
 
         Raises:
-            EngineUnavailable: the tokenizers differ and the policy is "refuse", or preprocessing
-                has not answered and will be asked again.
+            EngineUnavailable: the tokenizers differ and the policy is "refuse", or a call has
+                failed and will be repeated.
         """
         self._due_at = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -102,7 +104,8 @@ class TokenizerCheck:
         await self._ask(configs, found, ready=ready)
         engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
         if self._answered:
-            # Preprocessing has returned the same ids, so another vocabulary size is only a doubt.
+            # Preprocessing has answered, so the token ids themselves were compared. A difference in
+            # the vocabulary sizes then causes only a warning.
             if size := size_difference(self._own, engine):
                 found.doubts.append(size)
         else:
@@ -151,7 +154,8 @@ class TokenizerCheck:
     async def _ask(self, configs: Mapping[str, Any], found: Findings, *, ready: bool) -> None:
         """Request the token ids of texts from all models that tokenize. Add differences to `found`.
 
-        Raise EngineUnavailable if a model has not answered and the request will be repeated.
+        If a call to a model fails, raise EngineUnavailable, or add a doubt to `found` (see
+        `_note_failure`).
         """
         for name, config in configs.items():
             if not can_be_asked(config):
@@ -175,14 +179,14 @@ class TokenizerCheck:
         ready: bool,
         tries: int = _MAX_FAILURES,
     ) -> None:
-        """Handle a failed call. Raise EngineUnavailable to repeat it, or record it as a doubt.
+        """Raise EngineUnavailable if the failed call should be repeated. Otherwise, record a doubt.
 
         Args:
             what: description of the failure.
-            error: the error of the call.
+            error: the error of the call. EngineUnreachable is raised again in any case.
             found: gets the failure as a doubt if the call is not repeated.
             ready: True if the model is already in use. The call is then not repeated.
-            tries: number of failed calls after which calls are not repeated any more.
+            tries: number of failed calls after which the call is not repeated any more.
         """
         if isinstance(error, EngineUnreachable):
             raise error
@@ -216,8 +220,8 @@ class TokenizerCheck:
             return
         missing = [token for token, token_id in special.items() if token_id not in answered]
         if any(answered == [each for each in ids if each in answered] for ids in wanted):
-            # This is only a doubt: a missing token may be a padding token that was added for
-            # training.
+            # Report the missing tokens only as a doubt, because the tokenizer may still be right. A
+            # missing token may be a padding token that was added for training.
             found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
             return
         found.differences.append(
@@ -230,13 +234,17 @@ class TokenizerCheck:
     def _own_ids(self, text: str) -> list[list[int]]:
         """Return a text's token ids in the gateway's tokenizer, with and without special tokens.
 
-        Both are possible, because Triton's preprocessing may add special tokens or not.
+        Triton's token ids may be equal to either result, because its preprocessing may add special
+        tokens or not.
         """
         return [self._own.encode(text, special=special) for special in (True, False)]
 
 
 def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) -> str:
-    """Return a sentence about the first difference of `ids` from the most similar expected ids."""
+    """Return a sentence that describes where `ids` first differs from the expected ids.
+
+    `expected` has several sequences of ids. `ids` is compared with the most similar of them.
+    """
     at, own = max((_common(ids, each), each) for each in expected)
     has, here = ids[at : at + _SHOWN_IDS], own[at : at + _SHOWN_IDS]
     return (

@@ -19,8 +19,9 @@ TEXT = (
 )
 """Text whose token ids are compared. It has several scripts, digits, spaces and code."""
 
-# An engine may have more embedding rows than there are tokens, because their number is rounded up
-# to a multiple. If the difference exceeds both limits, the engine has another vocabulary.
+# Two limits for the number of embedding rows that no token uses: an absolute number, and a share of
+# all rows. Unused rows are usual, because the number of rows is rounded up, for example to a
+# multiple of 64. If an engine exceeds both limits, it was built for another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
 # Maximum number of added tokens with ids above the engine's vocabulary. A few such tokens are
 # harmless: for example, a padding token never occurs in an encoded text.
@@ -52,7 +53,7 @@ class OwnTokenizer(Protocol):
         """
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens with ids from `first` on are added tokens.
+        """Return True if all tokens whose id is `first` or higher are added tokens.
 
         Added tokens are not part of the tokenizer model's own vocabulary.
         """
@@ -60,9 +61,9 @@ class OwnTokenizer(Protocol):
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Compare this tokenizer with the tokenizer in another folder.
 
-        The tokens of both tokenizers and their ids for `text` are compared. Return a description of
-        the first difference, or None. Raise OSError or ValueError if the other tokenizer cannot be
-        loaded.
+        The comparison covers all tokens, and the token ids of `text`. Return a description of the
+        first difference; None if there is no difference. Raise OSError or ValueError if the other
+        tokenizer cannot be loaded.
         """
 
 
@@ -96,10 +97,11 @@ def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
 
 
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
-    """Return a sentence about the vocabulary sizes if tokenizer and engine do not fit.
+    """Return a sentence about the two vocabulary sizes if they do not fit each other.
 
-    Return None if they fit, or if the engine's vocabulary size is unknown. The engine must have an
-    embedding row for each token. Some more rows are usual, such as 51,200 rows for 50,295 tokens.
+    Return None if they fit, or if the engine's vocabulary size is unknown. They fit if the engine
+    has an embedding row for each token, and not too many more. For example, 51,200 rows fit 50,295
+    tokens.
     """
     size = 0 if engine is None else engine.vocab_size or 0
     padding = max(_MAX_PADDING_ROWS, int(_MAX_PADDING_SHARE * size))
@@ -149,7 +151,7 @@ def _id_differences(
     differences = []
     if ends and own.end_ids and not set(ends) & set(own.end_ids):
         differences.append(f"{whose} has end_id {list(ends)}; here: {list(own.end_ids)}.")
-    # Accept an end id as the padding id, which is usual.
+    # Accept an end id as the padding id, because many models use the same id for both.
     if pads and own.pad_id is not None and not set(pads) & {own.pad_id, *own.end_ids}:
         differences.append(f"{whose} has pad_id {list(pads)}; here: {own.pad_id}.")
     return differences

@@ -13,8 +13,8 @@ from gateway.triton.protobuf import pb
 from gateway.triton.tokenizer.triton_api import TritonApi
 
 _TEXT, _IDS, _LENGTH = "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN"
-# Contents for other required inputs, by data type. Each is one little-endian number: 1 for
-# integers, 0.0 for floats, False for booleans.
+# Values for required inputs other than the text, by data type. Each value is one little-endian
+# number: 1 for integers, 0.0 for floats, False for booleans.
 _ONE = {"INT32": b"\1\0\0\0", "UINT32": b"\1\0\0\0", "INT64": b"\1" + bytes(7)}
 _ONE |= {"UINT64": _ONE["INT64"], "FP32": bytes(4), "BOOL": b"\0"}
 

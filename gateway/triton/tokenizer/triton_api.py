@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class TritonApi(Protocol):
-    """Calls to one Triton server. They raise GatewayError if they fail, and TimeoutError."""
+    """Calls to one Triton server. They raise GatewayError on failure, or TimeoutError."""
 
     async def model_ready(self, model: str) -> bool: ...
 

@@ -1,4 +1,4 @@
-// What an admin may do to an adapter; each asks once.
+// Actions of an admin on an adapter. Each asks for confirmation.
 
 import { el } from "../dom.js";
 import { call, inPath } from "./calls.js";
@@ -17,7 +17,7 @@ export const versionsOf = (adapter) =>
 export function askRollback(name, preset) {
   const adapter = adapterOf(name);
   const others = versionsOf(adapter).filter(([digest]) => digest !== adapter.served);
-  // The version that was served before; else the newest other one.
+  // Preselect the version that was served before, else the newest other one.
   const chosen = preset ?? adapter.before ?? others[0]?.[0];
   const choices = others.map(([digest, version]) => {
     const input = el("input", { type: "radio", name: "version", value: digest, checked: digest === chosen });
@@ -26,9 +26,9 @@ export function askRollback(name, preset) {
   });
   ask({
     title: `Serve another version of ${name}?`,
-    tells: [
+    effects: [
       `Served now: ${adapter.served}, with ${load(adapter)}.`,
-      "The next request gets the version that you choose, on all gateways; what runs ends on the one that it began with. The first request on each replica brings the weights along. No version is lost.",
+      "The next request gets the version that you choose, on all gateways; running requests finish with their version. The first request on each replica uploads the weights. No version is lost.",
     ],
     fields: [el("fieldset", {}, el("legend", {}, "Serve from now on"), ...choices)],
     confirm: "Roll back",
@@ -45,8 +45,8 @@ export function askVerify(name) {
   const all = versions.reduce((sum, [, version]) => sum + (version.bytes ?? 0), 0);
   ask({
     title: `Verify ${name}?`,
-    tells: [
-      `Reads ${count(versions.length, "version")} (${bytes(all)}) and compares each byte with its checksum. Requests go on meanwhile.`,
+    effects: [
+      `Reads ${count(versions.length, "version")} (${bytes(all)}) and compares each byte with its checksum. Requests are served meanwhile.`,
       "A damaged copy is moved away, and replaced where there is a good one.",
     ],
     confirm: "Verify",
@@ -59,9 +59,9 @@ export function askRemove(name, removed) {
   const adapter = adapterOf(name);
   ask({
     title: `Remove ${name}?`,
-    tells: [
-      `It has ${load(adapter)}. The next one is answered with 404, on all gateways; what runs goes on to its end.`,
-      `${count(versionsOf(adapter).length, "version")} end with the name. To have it again, its files must be added again.`,
+    effects: [
+      `It has ${load(adapter)}. The next one is answered with 404, on all gateways; running requests finish.`,
+      `${count(versionsOf(adapter).length, "version")} will be deleted with the name. To serve it again, add its files again.`,
     ],
     confirm: `Remove ${name}`,
     danger: true,

@@ -1,8 +1,8 @@
-// Which adapters are shown, and in which order.
+// Filters and sort orders of the adapters.
 
 import { compare } from "./words.js";
 
-/** Where an adapter may stand at a replica. */
+/** States of an adapter at a replica. */
 export const MARKS = ["held", "loading", "cold", "lacking"];
 
 export const SHOWN = [
@@ -16,14 +16,14 @@ export const SHOWN = [
 
 const FITS = {
   all: () => true,
-  held: (places) => places.some((place) => place.state === "held"),
-  nowhere: (places) => !places.some((place) => place.state === "held"),
-  loading: (places) => places.some((place) => place.state === "loading"),
-  lacking: (places) => places.some((place) => place.state === "lacking"),
-  evicted: (places) => places.some((place) => place.evicted > 0),
+  held: (replicas) => replicas.some(({ state }) => state === "held"),
+  nowhere: (replicas) => !replicas.some(({ state }) => state === "held"),
+  loading: (replicas) => replicas.some(({ state }) => state === "loading"),
+  lacking: (replicas) => replicas.some(({ state }) => state === "lacking"),
+  evicted: (replicas) => replicas.some(({ evicted }) => evicted > 0),
 };
 
-/** Whether an adapter is one of `shown`, and `wanted` is in its name or begins a version of it. */
+/** Returns true if an adapter passes the filter `shown`, and its name contains `wanted` or a version starts with it. */
 export function passes(shown, wanted, name, adapter) {
   if (shown !== "all" && !FITS[shown](Object.values(adapter.replicas ?? {}))) return false;
   if (name.toLowerCase().includes(wanted)) return true;

@@ -1,4 +1,4 @@
-// One adapter's versions, and what may be done to them. It is kept current while it is open.
+// Dialog with one adapter's versions and their actions. It is updated while it is open.
 
 import { el } from "../dom.js";
 import { askRemove, askRollback, askVerify, versionsOf } from "./adapter_actions.js";

@@ -1,4 +1,4 @@
-// Adapters x replicas: which engine holds which, what it costs, and what is done about it.
+// Table of adapters and replicas: which engine holds which adapter, sizes, and actions.
 
 import { el } from "../dom.js";
 import { askRollback } from "./adapter_actions.js";
@@ -11,7 +11,7 @@ import { askUpload } from "./upload.js";
 import { tableRow, VirtualTable } from "./virtual_table.js";
 import { bytes, figure, foundOf, NONE, replicasOf } from "./words.js";
 
-const NAMED = 4; // so many replicas have room for their addresses
+const NAMED = 4; // maximum number of replicas whose addresses fit the table
 const MOST_SHOWN = 99;
 
 export class AdaptersView {
@@ -38,7 +38,7 @@ export class AdaptersView {
     );
   }
 
-  /** A link from elsewhere names what is looked for. */
+  /** Called for a link from another view: searches for `name`. */
   find(name) {
     this.search.value = name;
     this._filter.value = "all";
@@ -105,13 +105,13 @@ export class AdaptersView {
     const name = row.key;
     const adapter = store.state.adapters[name];
     if (row.shown !== name) this._rename(row, name);
-    const places = adapter.replicas ?? {};
+    const replicas = adapter.replicas ?? {};
     setText(row.version, adapter.served ?? NONE);
     setText(row.perMinute, figure(adapter.requests_per_minute ?? 0));
     setText(row.size, bytes(adapter.versions?.[adapter.served]?.bytes));
     let held = 0;
     this._endpoints.forEach((endpoint, n) => {
-      const { state = "cold", evicted = 0, why = "" } = places[endpoint] ?? {};
+      const { state = "cold", evicted = 0, why = "" } = replicas[endpoint] ?? {};
       if (state === "held") held += 1;
       this._mark(row.marks[n], endpoint, state, evicted, why);
     });
@@ -135,7 +135,7 @@ export class AdaptersView {
     setAttribute(mark.node, "data-state", state);
     setAttribute(mark.node, "data-evicted", evicted > 0 && (evicted > MOST_SHOWN ? `${MOST_SHOWN}+` : evicted));
     setAttribute(mark.node, "title", `${endpoint}: ${said}${why && `: ${why}`}`);
-    // Without room for words, none are laid out.
+    // With many replicas, the text does not fit: only screen readers get it.
     if (this._named) setText(mark.node, said);
     else setAttribute(mark.node, "aria-label", said);
   }

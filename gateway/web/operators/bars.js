@@ -1,4 +1,4 @@
-// "31 of 60" and a bar of it. The figures say it all: the bar is for the eye alone.
+// "31 of 60" with a bar. Screen readers get only the figures.
 
 import { el } from "../dom.js";
 import { setAttribute, setText } from "./update.js";
@@ -13,7 +13,7 @@ export function bar() {
   return { node: el("span", { class: "bar-of" }, figures, track), figures, fill };
 }
 
-/** Without `of` there is no limit, and no bar. What is no limit may well be full (`isLimit` false). */
+/** Without `of` there is no limit and no bar. If `isLimit` is false, a full bar is no warning. */
 export function setBar(it, used, of, isLimit = true) {
   setText(it.figures, of === undefined ? figure(used) : `${figure(used)} of ${figure(of)}`);
   const part = of ? Math.min(1, used / of) : 0;

@@ -1,30 +1,30 @@
-// Calls of what an admin may do.
+// Calls of the admin API.
 
 import { ApiError, ask, BASE, setKey } from "../api.js";
 
 let key = "";
 
-/** For all calls of this page from now on; it is kept nowhere else. */
+/** Sets the key for all further calls of this page. It is stored nowhere else. */
 export function useKey(given) {
   key = given.trim();
   setKey(key);
 }
 
-/** The answer's JSON, null where there is none. Throws ApiError. */
+/** Returns the response's JSON, or null if it has no body. Throws ApiError. */
 export async function call(method, path, body) {
   const answer = await ask(path, { method, body });
   return JSON.parse((await answer.text()) || "null");
 }
 
-/** A name as a part of a path: an adapter's may have slashes, which stay. */
+/** Encodes a name for a path. An adapter's name may have slashes, which are not encoded. */
 export const inPath = (name) => name.split("/").map(encodeURIComponent).join("/");
 
-/** Posts a form; `told(sent, all)` hears how much of it has gone out, which fetch does not tell. */
-export function upload(path, form, request, told) {
+/** Posts a form. Calls `onProgress(sent, all)` with bytes. Uses XMLHttpRequest, as fetch has no upload progress. */
+export function upload(path, form, request, onProgress) {
   return new Promise((resolve, reject) => {
     request.open("POST", new URL(path, BASE));
     request.setRequestHeader("authorization", `Bearer ${key}`);
-    request.upload.onprogress = (event) => told(event.loaded, event.total);
+    request.upload.onprogress = (event) => onProgress(event.loaded, event.total);
     request.onload = () => {
       if (request.status < 300) resolve(JSON.parse(request.responseText));
       else reject(refusal(request.status, request.responseText));
@@ -34,7 +34,7 @@ export function upload(path, form, request, told) {
   });
 }
 
-const UNKNOWN = "The gateway does not answer. Whether it took this is not known: look again.";
+const UNKNOWN = "The gateway does not answer. It may have applied this change: check before you repeat it.";
 
 function refusal(status, text) {
   try {

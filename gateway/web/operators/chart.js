@@ -1,4 +1,4 @@
-// One small chart of the last hour as SVG, with what it shows in words and as a table.
+// Small SVG chart of the last hour, with a text description and a table of its figures.
 
 import { el } from "../dom.js";
 import { setAttribute, setText } from "./update.js";
@@ -6,7 +6,7 @@ import { clock, figure, NONE } from "./words.js";
 
 const WIDTH = 320;
 const HEIGHT = 72;
-const ROOM = 4; // above the highest point
+const TOP_MARGIN = 4; // above the highest point
 const HOUR_S = 3600;
 const LEAST_S = 600;
 const ROW_S = 300;
@@ -20,13 +20,13 @@ function svg(tag, attributes, ...children) {
 }
 
 export class Chart {
-  /** `lines`: [name, (point, step) => value]; the first one is filled. `least`: a full height. */
+  /** `lines`: [name, (point, step) => value]; the area below the only line is filled. `least`: minimum value at full height. */
   constructor(title, unit, lines, least) {
     this._title = title;
     this._unit = unit;
     this._lines = lines;
     this._least = least;
-    // A pointer may be over it before there is anything to show.
+    // A pointer may be over the chart before it has data.
     this._values = [];
     this._time = "";
     this._paths = lines.map((_, n) => svg("path", { class: `line line-${n + 1}` }));
@@ -61,10 +61,10 @@ export class Chart {
     this._drawing.addEventListener("pointerleave", () => this._point(null));
   }
 
-  /** `points`: [time, point] in their order, `step` seconds each. */
+  /** `points`: [time, point] sorted by time, one each `step` seconds. */
   show(points, step, now) {
     this._values = points.map(([time, point]) => [time, this._lines.map(([, value]) => value(point, step))]);
-    // A gateway that has just begun has not much of an hour to show.
+    // A gateway that has just started has data for only a part of the hour.
     const known = now - (points[0]?.[0] ?? now);
     this._span = Math.min(HOUR_S, Math.max(LEAST_S, Math.ceil(known / LEAST_S) * LEAST_S));
     this._from = now - this._span;
@@ -94,7 +94,7 @@ export class Chart {
 
   _x = (time) => (((time - this._from) / this._span) * WIDTH).toFixed(1);
 
-  // A gap where nothing is known: a line over it would be made up.
+  // Leave a gap if data is missing, instead of an invented line.
   _path(n, scale, step) {
     let path = "";
     let last = -Infinity;
@@ -120,7 +120,7 @@ export class Chart {
       .join("");
   }
 
-  // What is under the pointer, else the latest.
+  // Shows the values under the pointer, else the latest values.
   _point(event) {
     let found = null;
     if (event && this._values.length) {
@@ -151,7 +151,7 @@ export class Chart {
   }
 }
 
-const y = (value, scale) => (HEIGHT - (value / scale) * (HEIGHT - ROOM)).toFixed(1);
+const y = (value, scale) => (HEIGHT - (value / scale) * (HEIGHT - TOP_MARGIN)).toFixed(1);
 
 function mean(values) {
   const known = values.filter((value) => value !== undefined);

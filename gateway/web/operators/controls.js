@@ -1,14 +1,14 @@
-// Buttons and fields as this page has them.
+// Buttons and fields of this page.
 
 import { el } from "../dom.js";
 import { store } from "./store.js";
 
-/** `label` says what it is about, where the row that it stands in is not heard. */
+/** `label` is for screen readers, and names the object, because they do not read the row. */
 export function button(text, onclick, { label, kind = "outlined small" } = {}) {
   return el("button", { type: "button", class: `button ${kind}`, "aria-label": label, onclick }, text);
 }
 
-/** A label that is heard, and a field that is seen; what is typed shows with the next frame. */
+/** A search field with a label only for screen readers. Input takes effect with the next frame. */
 export function searchField(id, label) {
   const oninput = () => store.changed();
   const input = el("input", {

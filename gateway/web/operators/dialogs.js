@@ -1,4 +1,4 @@
-// Questions before anything is done: each says what will happen, and stays until it has.
+// Confirmation dialogs. Each describes the effects of an action, and stays open until the action succeeds.
 
 import { announce, el, iconButton } from "../dom.js";
 import { ApiError, inWords } from "../api.js";
@@ -8,20 +8,20 @@ import { setHidden, setText } from "./update.js";
 const SEEN_MS = 8000;
 let made = 0;
 
-/** Says what was done to everybody: seen for a while, and heard. */
-function tell(text) {
+/** Shows the result of an action for a while, and announces it to screen readers. */
+function notify(text) {
   const line = document.getElementById("told");
   setText(line, text);
   setHidden(line, false);
-  clearTimeout(tell.timer);
-  tell.timer = setTimeout(() => setHidden(line, true), SEEN_MS);
+  clearTimeout(notify.timer);
+  notify.timer = setTimeout(() => setHidden(line, true), SEEN_MS);
   announce(text);
 }
 
-// Whatever else fails, such as the way to the gateway, may fail behind what was done.
+// After any other error, such as a lost connection, the action may have been done.
 const wasRefused = (error) => error instanceof ApiError && error.status >= 400 && error.status < 500;
 
-/** A modal dialog with a heading, around `body`; it leaves the document when it is closed. */
+/** Opens a modal dialog with a heading and `body`. It is removed when it is closed. */
 export function openDialog(title, body) {
   made += 1;
   const heading = el("h2", { id: `dialog-${made}` }, title);
@@ -30,7 +30,7 @@ export function openDialog(title, body) {
   const opener = document.activeElement;
   dialog.addEventListener("close", () => {
     dialog.remove();
-    // The row of the button may have gone meanwhile.
+    // The table row with the button may have been removed meanwhile.
     if (!opener?.isConnected) document.querySelector("#inside > section:not([hidden]) h2")?.focus();
   });
   document.body.append(dialog);
@@ -39,14 +39,14 @@ export function openDialog(title, body) {
 }
 
 /**
- * Asks once. `does` is called when it is confirmed and may be slow; a failure is shown and the
- * question stays. What `done` says is then told.
+ * Asks for confirmation. Then calls `does`, which may be slow. If it fails, shows the error, and the
+ * dialog stays open. If it succeeds, shows the text of `done`. `effects` are the texts above the fields.
  */
-export function ask({ title, tells, fields = [], confirm, danger = false, does, done }) {
+export function ask({ title, effects, fields = [], confirm, danger = false, does, done }) {
   const failure = el("p", { class: "notice bad", role: "alert", hidden: true });
   const yes = el("button", { type: "submit", class: `button ${danger ? "destructive" : "primary"}` }, confirm);
   const no = button("Cancel", () => dialog.close(), { kind: "" });
-  const texts = tells.filter(Boolean).map((text) => el("p", {}, text));
+  const texts = effects.filter(Boolean).map((text) => el("p", {}, text));
   const form = el("form", { class: "body" }, ...texts, ...fields, failure, el("div", { class: "actions" }, no, yes));
   const dialog = openDialog(title, form);
   (form.querySelector("input, select") ?? yes).focus();
@@ -61,7 +61,7 @@ export function ask({ title, tells, fields = [], confirm, danger = false, does, 
       answer = await does(dialog);
     } catch (error) {
       const outcome = wasRefused(error) ? "Not done" : "It may not be done";
-      if (!dialog.open) tell(`${outcome}: ${inWords(error)}`); // closed while it was under way
+      if (!dialog.open) notify(`${outcome}: ${inWords(error)}`); // closed while the action ran
       setText(failure, inWords(error));
       setHidden(failure, false);
       return;
@@ -70,7 +70,7 @@ export function ask({ title, tells, fields = [], confirm, danger = false, does, 
       dialog.removeAttribute("aria-busy");
     }
     dialog.close();
-    tell(typeof done === "function" ? done(answer) : done);
+    notify(typeof done === "function" ? done(answer) : done);
   });
   return dialog;
 }

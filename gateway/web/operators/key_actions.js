@@ -1,4 +1,4 @@
-// Keys of tenants: a new one is shown once, and never kept by this page.
+// Actions on tenants' keys. A new key is shown once, and this page never stores it.
 
 import { copyText, el } from "../dom.js";
 import { call } from "./calls.js";
@@ -17,9 +17,9 @@ export function askNewKey(tenant) {
   const life = el("select", { class: "input", name: "life" }, ...options);
   ask({
     title: `Make a key for ${tenant}?`,
-    tells: [
-      `Whoever has it acts as ${tenant}, within its limits, at once and on all gateways. ` +
-        "It is shown once: the gateway keeps its hash alone.",
+    effects: [
+      `Clients with this key act as ${tenant}, within its limits, at once and on all gateways. ` +
+        "It is shown once: the gateway stores only its hash.",
     ],
     fields: [field("Note", note, "For whom, or for what. Admins see it."), field("Valid", life)],
     confirm: "Make the key",
@@ -62,20 +62,20 @@ async function copyKey(value, copy, copied) {
     await copyText(value.value, copy);
     setText(copied, "Copied.");
   } catch {
-    // Browsers lend no clipboard to pages that came by plain HTTP from another machine.
+    // Pages that were loaded over plain HTTP from another machine have no clipboard API.
     setText(copied, "This browser does not let the page copy. It is selected: copy it by hand.");
   }
 }
 
 export function askRevoke(tenant, id) {
   const key = store.state?.tenants?.[tenant]?.keys?.[id];
-  if (key === undefined) return; // gone, and the next frame shows it
+  if (key === undefined) return; // already removed; the next frame shows it
   const note = key.note ? `, “${key.note}”` : "";
   ask({
     title: `Revoke the key ${id}?`,
-    tells: [
+    effects: [
       `It is a key of ${tenant}${note}, last used ${ago(key.last_used, store.now)}.`,
-      "It ends at once and for good, on all gateways: its next request is answered with 401. What it runs goes on.",
+      "It ends at once and for good, on all gateways: its next request is answered with 401. Its running requests finish.",
     ],
     confirm: "Revoke",
     danger: true,

@@ -1,4 +1,4 @@
-// A tenant's keys. Those of the configuration file are shown, and changed there.
+// Table of a tenant's keys. Keys of the configuration file are shown, but can be changed only in the file.
 
 import { el } from "../dom.js";
 import { button } from "./controls.js";
@@ -44,7 +44,7 @@ function build(tenant, id) {
 function update(row, key) {
   const ofFile = key.from === "file";
   setText(row.note, key.note ?? "");
-  setText(row.used, ofFile && key.last_used === undefined ? "not kept" : ago(key.last_used, store.now));
+  setText(row.used, ofFile && key.last_used === undefined ? "not recorded" : ago(key.last_used, store.now));
   const over = key.expires !== undefined && key.expires <= store.now;
   setText(row.expires, key.expires === undefined ? "never" : `${over ? "expired " : ""}${moment(key.expires)}`);
   setHidden(row.revoke, ofFile);

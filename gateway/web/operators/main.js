@@ -1,4 +1,4 @@
-// The operators' page: its views, of which one is shown, and the key that opens it.
+// The operators' page: its views, one of which is shown, and the form for the key.
 
 import { $, drawIcons } from "../dom.js";
 import { AdaptersView } from "./adapters.js";
@@ -29,7 +29,7 @@ function viewOf(name) {
   return made.get(name);
 }
 
-/** `#tenants/acme` is the view of tenants, with acme looked for. */
+/** Shows the view that the hash names: `#tenants/acme` is the view of tenants, with a search for acme. */
 function go(focus) {
   const [name, looked] = location.hash.slice(1).split("/", 2).map(decodeURIComponent);
   shown = name in VIEWS ? name : "overview";
@@ -40,7 +40,7 @@ function go(focus) {
   const view = viewOf(shown);
   if (looked !== undefined) view.find?.(looked);
   if (focus && !$("#gate:not([hidden])")) {
-    // Who came here to find something types at once; on a phone that would bring up the keyboard.
+    // Focus the search field, so that the user can type at once, but not on a phone: the keyboard would open.
     const search = matchMedia("(pointer: fine)").matches ? view.search : undefined;
     (search ?? $(`#${shown} h2`)).focus({ preventScroll: true });
     $("#main").scrollTop = 0;
@@ -79,7 +79,7 @@ function renderLink() {
   setHidden($("#broken"), kind !== "broken");
   setAttribute(document.body, "data-stale", broken);
   if (kind !== "broken") return;
-  const since = store.state ? ` What is shown is of ${clock(store.told)}.` : "";
+  const since = store.state ? ` The data shown is from ${clock(store.updated)}.` : "";
   setText($("#broken-why"), `Not live: ${why}${since}`);
   const left = Math.max(0, Math.ceil((retry - Date.now()) / 1000));
   setText($("#broken-when"), left ? `Next attempt in ${left} s.` : "Trying again…");
@@ -97,7 +97,7 @@ function open(key) {
   go(true);
 }
 
-/** Asks for a key again; nothing that the last one showed stays. */
+/** Asks for a key again, and removes all data that was loaded with the last key. */
 function close(refusal) {
   stop();
   useKey("");
@@ -118,7 +118,7 @@ $("#gate").addEventListener("submit", (event) => {
 });
 $("#leave").addEventListener("click", () => close());
 $("#try").addEventListener("click", tryNow);
-// The address names the view, so that this link must not change it.
+// The URL's hash names the view, so the link must not change it.
 $(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   $("#main").focus();

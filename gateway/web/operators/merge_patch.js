@@ -1,8 +1,8 @@
-// JSON Merge Patch (RFC 7396). What comes out has no prototype: a tenant may be called `__proto__`.
+// JSON Merge Patch (RFC 7396). Results have no prototype, because a tenant may have the name `__proto__`.
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** `target` after `patch`; objects of `target` are changed in place. */
+/** Returns `target` after `patch`. Objects of `target` are changed in place. */
 export function merged(target, patch) {
   if (!isObject(patch)) return patch;
   const result = isObject(target) ? target : Object.create(null);

@@ -1,4 +1,4 @@
-// What an operator looks at first: is anything wrong, how much is there to do, and the last hour.
+// Overview: current problems, load, and charts of the last hour.
 
 import { el } from "../dom.js";
 import { Chart } from "./chart.js";
@@ -39,8 +39,8 @@ function refusedOf(state) {
 }
 
 function heldOf(state) {
-  const places = Object.values(state.adapters ?? {}).flatMap((adapter) => Object.values(adapter.replicas ?? {}));
-  return `${figure(places.filter((place) => place.state === "held").length)} held by engines`;
+  const replicas = Object.values(state.adapters ?? {}).flatMap((adapter) => Object.values(adapter.replicas ?? {}));
+  return `${figure(replicas.filter((it) => it.state === "held").length)} held by engines`;
 }
 
 export class OverviewView {
@@ -81,7 +81,7 @@ export class OverviewView {
     this._draw(state.history ?? {});
   }
 
-  // A new point comes every few seconds: between them nothing is drawn.
+  // A new point arrives every few seconds: do not draw in between.
   _draw({ step = 10, points = {} }) {
     const times = Object.keys(points).map(Number).sort((a, b) => a - b);
     const last = times.at(-1);

@@ -1,4 +1,4 @@
-// What an admin may do to a replica; each asks once.
+// Actions of an admin on a replica. Each asks for confirmation.
 
 import { el } from "../dom.js";
 import { call } from "./calls.js";
@@ -8,7 +8,7 @@ import { store } from "./store.js";
 import { setText } from "./update.js";
 import { count, replicasOf } from "./words.js";
 
-const HOLDS = "It holds on all gateways, also when they start anew, until it is given back. The file stays as it is.";
+const HOLDS = "This applies to all gateways, also after restarts, until you give the replica back to the file. The file is not changed.";
 
 const path = (endpoint) => `admin/replicas/${encodeURIComponent(endpoint)}`;
 const numbered = (endpoint) => `replica ${replicasOf(store.state).indexOf(endpoint) + 1}, ${endpoint}`;
@@ -18,7 +18,7 @@ export function askDrain(endpoint, replica) {
   if (replica.drain) {
     ask({
       title: `Use ${numbered(endpoint)} again?`,
-      tells: [`New requests go there again, by its weight of ${replica.weight}.`, HOLDS],
+      effects: [`New requests go there again, by its weight of ${replica.weight}.`, HOLDS],
       confirm: "Use again",
       does: () => call("POST", path(endpoint), { drain: false }),
       done: `${endpoint} is used again.`,
@@ -27,7 +27,7 @@ export function askDrain(endpoint, replica) {
   }
   ask({
     title: `Drain ${numbered(endpoint)}?`,
-    tells: [...consequences(endpoint, replica), HOLDS],
+    effects: [...consequences(endpoint, replica), HOLDS],
     confirm: "Drain",
     danger: true,
     does: () => call("POST", path(endpoint), { drain: true }),
@@ -40,8 +40,8 @@ function consequences(endpoint, replica) {
   if (left.length === 0) {
     return ["No other replica is ready: new requests are refused until one is. What is under way ends there."];
   }
-  const places = left.reduce((sum, [, it]) => sum + (it.places ?? 0), 0);
-  const stay = `${count(left.length, "other replica")}${places ? ` with ${count(places, "slot")}` : ""}`;
+  const slots = left.reduce((sum, [, it]) => sum + (it.places ?? 0), 0);
+  const stay = `${count(left.length, "other replica")}${slots ? ` with ${count(slots, "slot")}` : ""}`;
   const running = count(replica.in_flight ?? 0, "request");
   return [
     replica.in_flight
@@ -57,12 +57,12 @@ export function askWeight(endpoint, replica) {
   });
   const share = el("p", { class: "hint", "aria-live": "polite" });
   const rest = others(endpoint).reduce((sum, [, it]) => sum + (it.weight ?? 0), 0);
-  const tell = () => setText(share, shareOf(input.valueAsNumber, rest));
-  input.addEventListener("input", tell);
-  tell();
+  const update = () => setText(share, shareOf(input.valueAsNumber, rest));
+  input.addEventListener("input", update);
+  update();
   ask({
     title: `Weight of ${numbered(endpoint)}`,
-    tells: ["How much of the requests it gets, beside the weights of the others.", HOLDS],
+    effects: ["Its share of the requests, relative to the weights of the other replicas.", HOLDS],
     fields: [field("Weight", input), share],
     confirm: "Set the weight",
     does: () => call("POST", path(endpoint), { weight: input.valueAsNumber }),
@@ -79,7 +79,7 @@ function shareOf(weight, rest) {
 export function askRelease(endpoint) {
   ask({
     title: `Give ${numbered(endpoint)} back to the file?`,
-    tells: ["Its weight, and whether it is drained, are again what the configuration file says."],
+    effects: ["Its weight, and whether it is drained, follow the configuration file again."],
     confirm: "Give back",
     does: () => call("DELETE", path(endpoint)),
     done: `${endpoint} is as the file says.`,

@@ -1,4 +1,4 @@
-// Replicas: what each has to do, what it last failed at, its weight, and draining.
+// Table of replicas: load, last failure, weight and draining.
 
 import { el } from "../dom.js";
 import { bar, setBar } from "./bars.js";

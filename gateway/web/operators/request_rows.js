@@ -1,4 +1,4 @@
-// What is shown of each request, and the button that stops one.
+// Table rows of requests, with a button to stop a request.
 
 import { el } from "../dom.js";
 import { call } from "./calls.js";
@@ -65,7 +65,7 @@ function rowOf(...names) {
   return row;
 }
 
-/** What both have; `request.model` names the version of an adapter. */
+/** Updates the cells of both tables. `request.model` includes the version of an adapter. */
 function updateBoth(row, request) {
   setText(row.id, short(row.key));
   setAttribute(row.id, "title", row.key);
@@ -137,10 +137,10 @@ function askStop(id, request) {
   const where = request.replica ? ` on ${request.replica}` : "";
   const age = duration(store.now - request.started);
   ask({
-    title: `Stop this request of ${request.tenant || "whoever sent it"}?`,
-    tells: [
+    title: `Stop this request${request.tenant ? ` of ${request.tenant}` : ""}?`,
+    effects: [
       `${request.model ?? "A model"}${where}, for ${age}, with ${count(request.completion_tokens ?? 0, "token")} so far. Its id is ${id}.`,
-      "The engine is told to stop at once, and its slot is free for others. Its client is told that an operator stopped it; what was generated is charged.",
+      "The engine stops at once, and the slot is free for others. The client gets an error that an operator stopped the request; generated tokens are charged.",
     ],
     confirm: "Stop it",
     danger: true,

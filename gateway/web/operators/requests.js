@@ -1,4 +1,4 @@
-// Requests that run, and how the last ones ended. No prompt and no answer is here.
+// Running requests, and the results of the last ones. Prompts and answers are not shown.
 
 import { el } from "../dom.js";
 import { searchField } from "./controls.js";
@@ -15,7 +15,7 @@ export class RequestsView {
     this._none = el("p", { class: "nothing" }, "None.");
     this._running = runningTable();
     this._ended = endedTable();
-    const took = "“Stop took”: from when its client left, or it was stopped, until the engine had let go.";
+    const took = "“Stop took”: time from the client's disconnect, or the stop, until the engine ended the request.";
     section.append(
       el("div", { class: "tools" }, label, search, this._found),
       this._idle,

@@ -1,22 +1,22 @@
-// The gateway's state as it was last told. Who shows it is called once a frame, however much changes.
+// The gateway's last reported state. Viewers are called at most once per frame, for any number of changes.
 
 import { merged } from "./merge_patch.js";
 
-const TICK_MS = 1000; // ages go on while nothing changes
+const TICK_MS = 1000; // ages must be updated even without changes
 
 class Store {
   constructor() {
     this.state = null;
-    /** `live`, `connecting`, `broken`; what went wrong, and when it is tried again. */
+    /** `kind`: `idle`, `live`, `connecting` or `broken`; `why`: the error; `retry`: time of the next attempt. */
     this.link = { kind: "idle" };
-    this.told = 0;
+    this.updated = 0;
     this._ahead = 0;
     this._viewers = new Set();
     this._frame = 0;
     setInterval(() => this.link.kind !== "idle" && this.changed(), TICK_MS);
   }
 
-  /** The gateway's time in seconds: this machine's clock may be wrong. */
+  /** The current time of the gateway's clock in seconds, because this machine's clock may be wrong. */
   get now() {
     return Date.now() / 1000 + this._ahead;
   }
@@ -42,7 +42,7 @@ class Store {
     this.changed();
   }
 
-  /** `viewer` is called before the next frame, and before each one after a change. */
+  /** Calls `viewer` before the next frame, and then before the next frame after each change. */
   watch(viewer) {
     this._viewers.add(viewer);
     this.changed();
@@ -58,8 +58,8 @@ class Store {
   }
 
   _arrived() {
-    this.told = Date.now() / 1000;
-    if (typeof this.state.time === "number") this._ahead = this.state.time - this.told;
+    this.updated = Date.now() / 1000;
+    if (typeof this.state.time === "number") this._ahead = this.state.time - this.updated;
     this.changed();
   }
 }

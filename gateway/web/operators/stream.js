@@ -1,10 +1,10 @@
-// GET /v1/admin/events, read by fetch: EventSource cannot send a key.
+// Reads GET /v1/admin/events with fetch, because EventSource cannot send a key.
 
 import { ApiError, ask, eventsOf } from "../api.js";
 import { store } from "./store.js";
 
 const PATH = "admin/events";
-const SILENT_MS = 25_000; // there is a comment every 10 s
+const SILENT_MS = 25_000; // the gateway sends a comment every 10 s
 const FIRST_MS = 1_000;
 const LONGEST_MS = 30_000;
 const REFUSED = new Set([401, 403, 404]);
@@ -12,7 +12,7 @@ const REFUSED = new Set([401, 403, 404]);
 let running = null;
 let wake = () => {};
 
-/** Keeps the store current until `stop`. `refused` is told when the gateway wants another key. */
+/** Updates the store until `stop`. Calls `refused(error)` if the gateway refuses the key. */
 export function start(refused) {
   stop();
   running = new AbortController();
@@ -24,14 +24,14 @@ export function stop() {
   running = null;
 }
 
-/** Does not wait any longer before the next attempt. */
+/** Starts the next attempt at once. */
 export const tryNow = () => wake();
 
 async function follow(stopped, refused) {
   let wait = FIRST_MS;
   while (!stopped.aborted) {
     if (store.link.kind !== "broken") store.setLink({ kind: "connecting" });
-    let why = "The gateway has ended the stream.";
+    let why = "The gateway closed the stream.";
     try {
       await read(stopped, () => (wait = FIRST_MS));
     } catch (error) {
@@ -41,10 +41,10 @@ async function follow(stopped, refused) {
         refused(error);
         return;
       }
-      why = error instanceof ApiError ? error.message : "Nothing comes from the gateway any more.";
+      why = error instanceof ApiError ? error.message : "The gateway sends no more data.";
     }
     if (stopped.aborted) return;
-    const pause = wait * (0.75 + Math.random() / 2); // so that not all pages come back at once
+    const pause = wait * (0.75 + Math.random() / 2); // random, so that not all pages reconnect at once
     store.setLink({ kind: "broken", why, retry: Date.now() + pause });
     await pauseOf(pause, stopped);
     wait = Math.min(wait * 2, LONGEST_MS);
@@ -82,7 +82,7 @@ async function read(stopped, arrived) {
   }
 }
 
-// Comments are no events, but they say that the stream lives.
+// Calls `heard` for each chunk: comments are no events, but they show that the stream is alive.
 function overheard(answer, heard) {
   const transform = (chunk, to) => {
     heard();

@@ -1,4 +1,4 @@
-// Tenants: what each uses of what it may, who waits, and who was refused and why.
+// Tenants: use of their limits, queued requests, and refusals with their causes.
 
 import { el } from "../dom.js";
 import { bar, setBar } from "./bars.js";
@@ -9,7 +9,7 @@ import { store } from "./store.js";
 import { KeyedList, setAttribute, setHidden, setText } from "./update.js";
 import { ago, count, figure, foundOf, limitName, refusalName, sorted } from "./words.js";
 
-const MOST = 200; // who looks for one of more types
+const MOST = 200; // to find others, the user types a name
 const RECENT_S = 300;
 const SHOWN = [
   ["all", "all"],
@@ -35,7 +35,7 @@ export class TenantsView {
     section.append(el("div", { class: "tools" }, label, search, shown, this._found), this._none, list);
   }
 
-  /** A link from elsewhere names one, or none: then it is about those that were refused. */
+  /** Called for a link from another view: searches for `name`. Without a name, shows refused tenants. */
   find(name) {
     this.search.value = name;
     this._filter.value = name ? "all" : "refused";
@@ -49,7 +49,7 @@ export class TenantsView {
     const passes = (name) => (!lately || isRefusedNow(all[name])) && fits(name, all[name], wanted);
     const found = sorted(Object.keys(all).filter(passes));
     const shown = found.slice(0, MOST);
-    const none = "No tenants are configured: whoever reaches this gateway may use all of it.";
+    const none = "No tenants are configured: all clients that can reach this gateway may use all its models.";
     setText(this._none, total ? "None fits that." : none);
     setHidden(this._none, found.length > 0);
     const more = found.length > MOST ? `; the first ${MOST} are shown` : "";
@@ -108,13 +108,13 @@ function update(row, tenant) {
   row.keys.render(keys);
 }
 
-/** Whether one of its last requests was refused, for more than a mistake of its own. */
+/** Returns true if a recent request was refused, except for a mistake of the client. */
 export const isRefusedNow = ({ last_refusal: last }) =>
   last !== undefined && !last.mistake && store.now - last.time < RECENT_S;
 
-/** When it was refused last and why, and how that limit stands now. */
+/** Describes the tenant's last refusal, its cause, and the current use of that limit. */
 export function whyRefused({ last_refusal: last, limits }) {
-  if (last === undefined) return "Not refused since this gateway began.";
+  if (last === undefined) return "Not refused since this gateway started.";
   const limit = limits?.[last.why.replace(/^rate_limited:/, "")];
   const stands = limit ? ` (${figure(limit.used)} of ${figure(limit.limit)} used now)` : "";
   return `Refused ${ago(last.time, store.now)}: ${refusalName(last.why)}${stands}.`;

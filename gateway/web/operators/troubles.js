@@ -1,11 +1,11 @@
-// What of the state wants somebody to look, the worst first.
+// Problems in the gateway's state that an operator should look at, the worst first.
 
 import { isRefusedNow, whyRefused } from "./tenants.js";
 import { count, REPLICA_STATES, replicasOf, sorted } from "./words.js";
 
-const MOST_TENANTS = 5; // when an engine is away all may be refused, and the rest is to be seen
+const MOST_TENANTS = 5; // if an engine is unavailable, all tenants may be refused: do not hide other problems
 const LEVELS = { __proto__: null, critical: [0, "away"], error: [1, "failing"], warning: [2, "draining"] };
-// Where a trouble of the gateway's own is seen, by the first part of its name.
+// View for each of the gateway's problems, by the first part of its name.
 const VIEWS = {
   __proto__: null,
   adapter_caches: "adapters",
@@ -23,8 +23,8 @@ const VIEWS = {
 const RANKS = { __proto__: null, away: 0, failing: 0, draining: 2, leaving: 2 };
 
 /**
- * Each: {key, what, state, view, name, of}; `view` is where more is seen, if anywhere, `name` what that is to show,
- * `of` how many this stands for.
+ * Returns a list of {key, what, state, view, name, of}. `view` has the details, if any; `name` is what to search
+ * for there; `of` is the number of problems that the entry summarizes.
  */
 export function troublesOf(state) {
   const found = [...ofGateway(state), ...ofReplicas(state), ...ofTenants(state)];

@@ -1,4 +1,4 @@
-// Changes of what is shown already. What is right is left alone: nothing is laid out anew for it.
+// Updates of existing elements. Unchanged values are not written, so they cause no layout.
 
 export function setText(node, value) {
   const text = String(value);
@@ -10,7 +10,7 @@ export function setText(node, value) {
   } else node.textContent = text;
 }
 
-/** `undefined` and false take the attribute away. */
+/** `undefined` and false remove the attribute. */
 export function setAttribute(node, name, value) {
   if (value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);
@@ -24,9 +24,9 @@ export function setHidden(node, hidden) {
   if (node.hidden !== hidden) node.hidden = hidden;
 }
 
-/** Children of `parent` for `keys`, in their order: those that stay are not touched. */
+/** Children of `parent`, one for each key, in the order of the keys. Existing children are not changed. */
 export class KeyedList {
-  /** `build(key)` gives a row: an object with `node`, and whatever its updates need. */
+  /** `build(key)` returns a row: an object with `node`, and fields for its updates. */
   constructor(parent, build) {
     this._parent = parent;
     this._build = build;
@@ -40,12 +40,12 @@ export class KeyedList {
       row.node.remove();
       this.rows.delete(key);
     }
-    let place = this._parent.firstElementChild;
+    let next = this._parent.firstElementChild;
     for (const key of keys) {
       let row = this.rows.get(key);
       if (row === undefined) this.rows.set(key, (row = this._build(key)));
-      if (row.node === place) place = place.nextElementSibling;
-      else this._parent.insertBefore(row.node, place);
+      if (row.node === next) next = next.nextElementSibling;
+      else this._parent.insertBefore(row.node, next);
     }
     return this.rows;
   }

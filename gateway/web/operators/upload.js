@@ -1,4 +1,4 @@
-// Adds an adapter, or a version of one, from a folder of this machine, and shows how far it is.
+// Dialog that uploads an adapter, or a version of one, from a local folder, and shows the progress.
 
 import { el } from "../dom.js";
 import { upload } from "./calls.js";
@@ -24,21 +24,21 @@ export function askUpload(name) {
   const what = el("p", { class: "hint", "aria-live": "polite" });
   const progress = el("progress", { max: "1", value: 0, hidden: true, "aria-label": "Sent" });
   const sent = el("p", { class: "hint", hidden: true });
-  const request = new XMLHttpRequest(); // fetch does not tell how much has been sent
+  const request = new XMLHttpRequest(); // fetch has no upload progress
   let chosen = [];
 
-  const tell = () => setText(what, consequence(named.value.trim(), chosen));
-  named.addEventListener("input", tell);
+  const update = () => setText(what, consequence(named.value.trim(), chosen));
+  named.addEventListener("input", update);
   folder.addEventListener("change", () => {
     chosen = wantedOf(folder.files);
     list.replaceChildren(...chosen.map(lineOf));
-    tell();
+    update();
   });
-  tell();
+  update();
 
   const dialog = ask({
     title: name ? `Add a version of ${name}` : "Add an adapter",
-    tells: [],
+    effects: [],
     fields: [
       field("Name", named, "Clients send it as their model. OWNER/NAME is seen by the tenant OWNER alone."),
       field("Base model", base),
@@ -63,7 +63,7 @@ export function askUpload(name) {
   dialog.addEventListener("close", () => request.abort());
 }
 
-// Those beside the weights alone: the folder of a training has many others.
+// Only files in the folder of the weights: a training folder has many others, for example checkpoints.
 function wantedOf(files) {
   const depth = (file) => (file.webkitRelativePath || file.name).split("/").length;
   const top = Math.min(...[...files].map(depth));
@@ -87,10 +87,10 @@ function consequence(name, chosen) {
   if (!name) return "";
   const known = store.state?.adapters?.[name];
   const next = known
-    ? `It is what the next request for ${name} gets, in place of ${known.served}; what runs ends on the old one, and you may roll back.`
-    : `${name} is a new adapter: whoever may use models of that name can, from the next request on.`;
+    ? `The next request for ${name} gets it in place of ${known.served}; running requests finish with the old version, and you may roll back.`
+    : `${name} is a new adapter: tenants that may use this name can request it at once.`;
   if (!TEMPLATE.some((one) => there.has(one))) return next;
-  return `${next} A chat template that is not the base model's is refused, unless this gateway trusts those of adapters: take the tick away from it then.`;
+  return `${next} A chat template that is not the base model's is refused, unless this gateway trusts templates of adapters: if it does not, deselect the template.`;
 }
 
 function formOf(name, base, files) {

@@ -1,18 +1,18 @@
-// A table of any length, of which only the rows that are seen are in the document. Rows lie where
-// they belong by `transform`; CSS says how high they are (`--row`) and how wide columns (`--columns`).
-// A row that is not seen any more becomes another's: to make new ones took half as much again.
+// A table of any length. Only visible rows are in the document, positioned by `transform`. CSS defines
+// the height of rows (`--row`) and the width of columns (`--columns`). Rows that are scrolled out of
+// view are reused: creating new ones took 1.5 times as long.
 
 import { el } from "../dom.js";
 import { setAttribute } from "./update.js";
 
-const BEYOND = 6; // rows above and below what is seen, for the next turn of a wheel and for Tab
+const OVERSCAN_ROWS = 6; // above and below the visible rows, for the next turn of a wheel and for Tab
 const RESTS_MS = 150;
 
-// What has the focus stays where it is, as it would lose it.
+// The row with the focus is not moved in the document, because it would lose the focus.
 const hasFocus = (row) => row.node.contains(document.activeElement);
 
 export class VirtualTable {
-  /** `build()` gives a row: {node, ...}. `update(row)` has it show what `row.key` names. */
+  /** `build()` returns a row: {node, ...}. `update(row)` shows the object that `row.key` names. */
   constructor(label, build, update) {
     this._build = build;
     this._update = update;
@@ -31,13 +31,13 @@ export class VirtualTable {
       { class: "scroller", tabindex: "0", role: "region", "aria-label": `${label}, scrolls` },
       this._table,
     );
-    // With the frame, and behind the store's viewers: the state may have rows no more that are still here.
+    // In the next frame, after the store's viewers: until then, rows may be shown that the state has no more.
     this.node.addEventListener("scroll", () => requestAnimationFrame(() => this._draw()), { passive: true });
     this.node.addEventListener("keydown", () => this._order());
     new ResizeObserver(() => this._measure()).observe(this.node);
   }
 
-  /** Each: {head, class}. Rows are built anew. */
+  /** Sets the columns, each {head, class}, and builds all rows again. */
   setColumns(columns) {
     const heads = columns.map(({ head, class: name }) => el("div", { role: "columnheader", class: name }, head));
     this._head.replaceChildren(...heads);
@@ -77,8 +77,8 @@ export class VirtualTable {
   _draw() {
     if (!this._height) return;
     const top = this.node.scrollTop;
-    const first = Math.max(0, Math.floor(top / this._height) - BEYOND);
-    const last = Math.ceil((top + this._seen) / this._height) + BEYOND;
+    const first = Math.max(0, Math.floor(top / this._height) - OVERSCAN_ROWS);
+    const last = Math.ceil((top + this._seen) / this._height) + OVERSCAN_ROWS;
     const wanted = new Map(this._keys.slice(first, last).map((key, n) => [key, first + n]));
     const free = [];
     for (const [key, row] of this._rows) {
@@ -115,18 +115,18 @@ export class VirtualTable {
     this._update(row);
   }
 
-  // The order in the document is that of reading and of Tab. It is mended when scrolling rests, and
-  // before a key is heard: what is moved in the document is laid out anew.
+  // Sorts the rows in the document, for screen readers and Tab. Moved rows cause layout, so this runs
+  // only when scrolling pauses, and before a key is handled.
   _order() {
-    let place = this._body.firstElementChild;
+    let next = this._body.firstElementChild;
     for (const row of [...this._rows.values()].sort((a, b) => a.index - b.index)) {
-      if (row.node === place) place = place.nextElementSibling;
-      else if (!hasFocus(row)) this._body.insertBefore(row.node, place);
+      if (row.node === next) next = next.nextElementSibling;
+      else if (!hasFocus(row)) this._body.insertBefore(row.node, next);
     }
   }
 }
 
-/** A row of `cells`, in the order of the columns; the first one names it. A cell may be its own node. */
+/** Builds a row of `cells`, in the order of the columns. The first cell is the row header. A DIV is used as the cell itself. */
 export function tableRow(columns, cells) {
   const nodes = cells.map((cell, n) => {
     const role = n ? "cell" : "rowheader";

@@ -1,6 +1,6 @@
-// Figures, times and the gateway's names as an operator reads them.
+// Formats figures, times and the gateway's names for operators.
 
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const clockTime = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
@@ -9,11 +9,11 @@ const byNumber = new Intl.Collator("en", { numeric: true });
 
 export const NONE = "–";
 
-/** Small ones with a digit behind the point, large ones in thousands and millions. */
+/** Formats small numbers with one decimal, large ones in thousands and millions. */
 export function figure(value) {
   if (typeof value !== "number") return NONE;
   if (Math.abs(value) >= 100_000) return compact.format(value);
-  return (Math.abs(value) >= 100 || Number.isInteger(value) ? whole : tenth).format(value);
+  return (Math.abs(value) >= 100 || Number.isInteger(value) ? integer : tenth).format(value);
 }
 
 export function bytes(value) {
@@ -37,7 +37,7 @@ export function duration(seconds) {
   return `${Math.floor(s / 86_400)} d ${Math.floor((s % 86_400) / 3600)} h`;
 }
 
-/** Minutes and more without their seconds, which would change each second. */
+/** From one minute on without seconds, so that the text does not change each second. */
 export function ago(time, now) {
   if (typeof time !== "number") return "never";
   const s = Math.max(0, now - time);
@@ -51,7 +51,7 @@ export const clock = (time) => clockTime.format(time * 1000);
 export const moment = (time) => (typeof time === "number" ? dateAndTime.format(time * 1000) : NONE);
 export const count = (n, one, many = `${one}s`) => `${figure(n)} ${n === 1 ? one : many}`;
 
-/** "3 of 40 adapters"; `leftOut` are those that the gateway has and does not tell of. */
+/** "3 of 40 adapters"; `leftOut` is the number of those that the gateway has but does not report. */
 export function foundOf(found, total, what, leftOut = 0) {
   const more = leftOut ? `; ${figure(leftOut)} more are not shown` : "";
   return `${found === total ? "" : `${figure(found)} of `}${count(total, what)}${more}`;
@@ -60,7 +60,7 @@ export function foundOf(found, total, what, leftOut = 0) {
 export const sorted = (names) => [...names].sort(byNumber.compare);
 export const compare = byNumber.compare;
 
-/** Replicas by endpoint, in the order in which they are numbered everywhere. */
+/** Returns the endpoints of replicas, in the order of their numbers on this page. */
 export const replicasOf = (state) => sorted(Object.keys(state.replicas ?? {}));
 
 const LIMITS = {
@@ -83,7 +83,7 @@ const REFUSALS = {
 const plain = (name) => name.replaceAll("_", " ");
 export const limitName = (name) => LIMITS[name] ?? plain(name);
 
-/** Why a tenant was refused: `rate_limited:LIMIT`, a limit's name, or the queue's word. */
+/** Describes why a tenant was refused. `why` is `rate_limited:LIMIT`, a limit's name, or a cause of the queue. */
 export function refusalName(why) {
   const limit = why.startsWith("rate_limited:") ? why.slice("rate_limited:".length) : why;
   return REFUSALS[limit] ?? (limit in LIMITS ? `limit of ${LIMITS[limit]}` : plain(limit));

@@ -1,10 +1,10 @@
-// One answer as it is seen: its text while it comes, what is known of it, and what can be done.
+// View of one answer: its growing text, its figures, and its buttons.
 
 import { $, copyText, el, icon } from "../dom.js";
 import { Markdown, codeBlock } from "../markdown.js";
 import { Tokens } from "./logprobs.js";
 
-// A draw that takes long is followed by a pause that is longer.
+// After a slow draw, pause this many times its duration.
 const PAUSE = 4;
 
 const FINISHES = {
@@ -14,8 +14,8 @@ const FINISHES = {
 };
 
 export class AnswerView {
-  // `does`: {stop, again, sendResults, written, drawn}; what is null cannot be done here. `written()`
-  // is called at every change of a call's result.
+  // `does`: {stop, again, sendResults, written, drawn}. Actions that are null are not available.
+  // `written()` is called at every change of a call's result.
   constructor(answer, does) {
     Object.assign(this, { answer, does });
     this.thoughts = new Markdown(el("div"));
@@ -46,23 +46,23 @@ export class AnswerView {
 
   draw() {
     const { answer } = this;
-    const begun = performance.now();
+    const started = performance.now();
     this.node.setAttribute("aria-busy", String(Boolean(answer.running)));
     this.node.classList.toggle("running", Boolean(answer.running));
-    // They open as they begin; whoever closes them has them stay closed.
+    // Thoughts open when they start. If the user closes them, they stay closed.
     if (this.thinking.hidden && answer.thoughts) this.thinking.open = answer.running && !answer.text;
     this.thinking.hidden = !answer.thoughts;
     this.thoughts.update(answer.thoughts);
     this.text.update(answer.text);
     if (this.tokens) this.tokens.update(answer.logprobs);
     if (this.wasRunning !== Boolean(answer.running)) this.settle();
-    // When its engine was free is told later: the buttons stay, as one of them may have the focus.
+    // The time at which the engine was free arrives later. Do not replace the buttons: one may have the focus.
     else if (!answer.running) this.notes.replaceChildren(...notesOf(answer));
     this.wasRunning = Boolean(answer.running);
-    this.took = performance.now() - begun;
+    this.took = performance.now() - started;
   }
 
-  // What only changes as it begins and ends.
+  // Updates the parts that change only when the answer starts or ends.
   settle() {
     const { answer } = this;
     this.node.setAttribute("aria-label", `Answer of ${answer.model}`);
@@ -75,7 +75,7 @@ export class AnswerView {
     if (hasFocus) this.focus();
   }
 
-  // Of who uses the keyboard: one of its buttons, which give way to others as it begins and ends.
+  // True if a keyboard user has focused a button. Buttons are replaced when the answer starts or ends.
   get hasFocus() {
     return Boolean($(":focus-visible", this.actions));
   }
@@ -89,7 +89,7 @@ export class AnswerView {
     try {
       shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
     } catch {
-      // Half of it, or none: as it stands.
+      // Incomplete or no JSON: show it unformatted.
     }
     const write = () => {
       call.result = result.value;
@@ -143,7 +143,7 @@ export const shortTime = (ms) =>
 
 function notesOf({ running, text, calls, finish, error, stopped, ignored, isFormer }) {
   const notes = [];
-  const isCut = !running && !text && !calls.length && !finish && !error && !stopped; // the page was left
+  const isCut = !running && !text && !calls.length && !finish && !error && !stopped; // the page was closed
   if (isCut) notes.push(el("p", { class: "notice" }, "Not answered."));
   if (error) {
     const param = error.param ? el("span", { class: "badge bad" }, error.param) : null;
@@ -169,7 +169,7 @@ function factsOf({ firstMs, rate, usage, finish, version }) {
     fact("usage", `${usage.prompt_tokens} + ${usage.completion_tokens} tokens`, `Of the prompt and of the answer${more}.`);
   }
   if (finish) fact("finish", ...(FINISHES[finish] ?? [finish, ""]));
-  // NAME@DIGEST, whose name stands above.
+  // NAME@DIGEST: show only the digest, because the name is shown above.
   if (version) fact("version", version.slice(version.lastIndexOf("@")).slice(0, 13), `Adapter version ${version}`);
   return facts;
 }

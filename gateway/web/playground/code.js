@@ -1,4 +1,4 @@
-// The dialog that shows the request as code.
+// Dialog that shows the request as code.
 
 import { BASE } from "../api.js";
 import { el, iconButton } from "../dom.js";
@@ -7,10 +7,10 @@ import { LANGUAGES, snippet } from "./snippets.js";
 
 let language = "curl";
 
-// `bodies`: what each pane would send, [{model, body}].
+// `bodies`: the request of each pane, [{model, body}].
 export function showCode(bodies) {
   let shown = bodies[0];
-  const place = el("div", { id: "code-panel", role: "tabpanel" });
+  const panel = el("div", { id: "code-panel", role: "tabpanel" });
   const tabs = Object.entries(LANGUAGES).map(([name, title]) =>
     el("button", { id: `code-${name}`, class: "button", type: "button", role: "tab", "aria-controls": "code-panel",
       onclick: () => choose(name) }, title));
@@ -22,8 +22,8 @@ export function showCode(bodies) {
       tab.setAttribute("aria-selected", String(isChosen));
       tab.tabIndex = isChosen ? 0 : -1;
     }
-    place.setAttribute("aria-labelledby", `code-${name}`);
-    place.replaceChildren(codeBlock(snippet(name, shown.body, BASE.href), LANGUAGES[name]));
+    panel.setAttribute("aria-labelledby", `code-${name}`);
+    panel.replaceChildren(codeBlock(snippet(name, shown.body, BASE.href), LANGUAGES[name]));
   }
 
   function step(event) {
@@ -47,7 +47,7 @@ export function showCode(bodies) {
       el("div", { class: "code-head" },
         el("div", { class: "choice", role: "tablist", "aria-label": "Language", onkeydown: step }, ...tabs),
         bodies.length > 1 ? models : null),
-      place,
+      panel,
       el("p", { class: "hint" }, "The key is taken from the variable ", el("code", {}, "OPENAI_API_KEY"), ".")));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

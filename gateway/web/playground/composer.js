@@ -1,4 +1,4 @@
-// Where a prompt is written. Text alone: what else is dropped or pasted is refused, and said so.
+// Form for the prompt. If files are dropped or pasted, shows that only text can be sent.
 
 import { $, sendOnEnter } from "../dom.js";
 
@@ -53,12 +53,12 @@ export class Composer {
     $("#send").hidden = isBusy;
   }
 
-  tell(text) {
+  notify(text) {
     this.notice.textContent = text;
     this.notice.hidden = !text;
   }
 
-  // Browsers that do not size a field by its text are told to.
+  // Adjusts the height to the text in browsers without `field-sizing`.
   grow() {
     if (CSS.supports("field-sizing", "content")) return;
     this.input.style.height = "auto";
@@ -68,12 +68,12 @@ export class Composer {
   refuseFiles(event, data) {
     if (!data?.files.length) return false;
     event.preventDefault();
-    this.tell(TEXT_ALONE);
+    this.notify(TEXT_ALONE);
     return true;
   }
 
   takeText(event) {
-    if (event.target.closest?.("textarea, input")) return; // the browser's own doing
+    if (event.target.closest?.("textarea, input")) return; // the browser inserts the text itself
     event.preventDefault();
     const text = event.dataTransfer.getData("text/plain");
     if (text) this.text += text;

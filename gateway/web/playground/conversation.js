@@ -1,10 +1,10 @@
-// A conversation: prompts, and to each of them an answer from every pane.
+// A conversation: prompts, each with one answer per pane.
 //
 // {id, title, changed, system, parameters, panes: [{id, model}], turns: [{prompt, answers}]}
-// `prompt` is null in a turn that only brings the results of tools. `answers` are by pane:
+// `prompt` is null in a turn that only sends the results of tools. `answers` maps pane ids to answers:
 // {model, text, thoughts, calls: [{id, name, arguments, result}], finish, usage, ...}
-// `former` of an answer is the one it is to replace; of an edited turn, the turns it is to replace.
-// Both are there, and kept instead, until there is an answer in their place.
+// `former` of an answer is the answer that it will replace; `former` of an edited turn, the turns that it
+// will replace. Until the new answer has arrived, `former` is stored instead.
 
 export const MOST_PANES = 4;
 
@@ -36,14 +36,14 @@ export function titleOf(conversation) {
   return words.length > 60 ? `${words.slice(0, 60)}…` : words || "New conversation";
 }
 
-// Whether an answer can be part of what is asked next: it has said something.
+// Returns true if an answer has content, so that it can be part of the next request.
 export const isUsable = (answer) => Boolean(answer && (answer.text || answer.calls.length));
 
 const hasCome = (answer) => isUsable(answer) || Boolean(answer?.finish);
 
 export const openCalls = (answer) => (isUsable(answer) ? answer.calls : []);
 
-// The messages that a pane's model is asked to answer in the turn `upTo`.
+// Returns the messages of a pane's request in the turn `upTo`.
 export function messagesFor(conversation, pane, upTo) {
   const messages = [];
   const system = conversation.system.trim();
@@ -73,12 +73,12 @@ function said(answer) {
   return [{ role: "assistant", content: answer.text || null, tool_calls: calls }, ...results];
 }
 
-// The body of the request for that answer.
+// Returns the body of the request for an answer.
 export function bodyFor(conversation, pane, turn, parameters) {
   return { model: pane.model, messages: messagesFor(conversation, pane, turn), ...parameters };
 }
 
-// An answer has ended. One that has not come leaves what it was to replace, and tells why.
+// Called when an answer has ended. If it has no content, restores the former answer, with the error.
 export function settle(turn, answer) {
   const { former, requestId, error, stopped } = answer;
   delete answer.former;
@@ -86,15 +86,15 @@ export function settle(turn, answer) {
   else if (former) Object.assign(answer, former, { requestId, error, stopped, isFormer: true });
 }
 
-// What is kept: log probabilities would fill the browser's store in a day.
-export const keptForm = (conversation) => ({ ...conversation, turns: conversation.turns.flatMap(keptTurn) });
+// Returns the form to store. It has no log probabilities, which would fill the browser's storage in a day.
+export const storedForm = (conversation) => ({ ...conversation, turns: conversation.turns.flatMap(storedTurn) });
 
-function keptTurn({ former, ...turn }) {
-  if (former) return former.flatMap(keptTurn);
-  const answers = Object.entries(turn.answers).map(([pane, answer]) => [pane, keptAnswer(answer)]);
+function storedTurn({ former, ...turn }) {
+  if (former) return former.flatMap(storedTurn);
+  const answers = Object.entries(turn.answers).map(([pane, answer]) => [pane, storedAnswer(answer)]);
   return { ...turn, answers: Object.fromEntries(answers) };
 }
 
-function keptAnswer({ former, logprobs, running, ...answer }) {
-  return former ? keptAnswer(former) : answer;
+function storedAnswer({ former, logprobs, running, ...answer }) {
+  return former ? storedAnswer(former) : answer;
 }

@@ -1,4 +1,4 @@
-// The form of the parameters, in the column at the right.
+// Form for the parameters, in the right column.
 
 import { $, el } from "../dom.js";
 import { NUMBERS, checked } from "./parameters.js";
@@ -23,7 +23,7 @@ const TOOLS = `[{
 }]`;
 
 export class ParametersForm {
-  // `changed(system, values)` is called at every change.
+  // Calls `changed(system, values)` at every change.
   constructor(root, changed) {
     this.root = root;
     this.changed = changed;
@@ -55,7 +55,7 @@ export class ParametersForm {
           { "": "As the model decides", required: "At least one", none: "None" })),
       group("Log probabilities",
         el("label", { class: "check" }, el("input", { type: "checkbox", name: "logprobs" }),
-          "Tell each token's"),
+          "Return each token's"),
         numbers("top_logprobs")),
     ];
   }
@@ -84,7 +84,7 @@ export class ParametersForm {
     this.show();
   }
 
-  // Shows what is wrong beside each field; the parameters to send, or null.
+  // Shows errors at the fields. Returns the parameters to send, or null if there are errors.
   check() {
     const { body, wrong } = this.show();
     return Object.keys(wrong).length ? null : body;
@@ -93,11 +93,11 @@ export class ParametersForm {
   show() {
     const values = this.values;
     const { body, wrong } = checked(values);
-    const told = { ...this.refused, ...wrong };
+    const messages = { ...this.refused, ...wrong };
     for (const input of this.root.querySelectorAll("[name]")) {
-      const message = told[input.name] ?? "";
-      const place = $(`#wrong-${input.name}`, this.root);
-      if (place && place.textContent !== message) place.textContent = message;
+      const message = messages[input.name] ?? "";
+      const line = $(`#wrong-${input.name}`, this.root);
+      if (line && line.textContent !== message) line.textContent = message;
       if (message) input.setAttribute("aria-invalid", "true");
       else input.removeAttribute("aria-invalid");
     }
@@ -107,7 +107,7 @@ export class ParametersForm {
     return { body, wrong };
   }
 
-  // What the server says of a field's parameter stays there until something is changed.
+  // Shows the server's error at a field until the next change.
   refuse(name, message) {
     this.refused = { [name]: message };
     this.show();
@@ -135,7 +135,7 @@ function numberField(name) {
   const settings = { type: "text", inputmode: least < 0 ? "text" : "decimal", placeholder: unset };
   const input = el("input", { id: `field-${name}`, name, class: "input", autocomplete: "off",
     "aria-describedby": `wrong-${name}`, ...settings });
-  // Arrow keys count up and down, as in a field for numbers, which would hide what is no number.
+  // Arrow keys change the value, as in a number field. A number field would hide invalid input.
   input.addEventListener("keydown", (event) => {
     const way = { ArrowUp: 1, ArrowDown: -1 }[event.key];
     if (!way) return;

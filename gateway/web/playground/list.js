@@ -1,4 +1,4 @@
-// The list of kept conversations: to open, rename and delete.
+// List of stored conversations, to open, rename and delete them.
 
 import { $, el, iconButton } from "../dom.js";
 
@@ -8,11 +8,11 @@ export class ConversationList {
     Object.assign(this, { root, does });
   }
 
-  draw(kept, currentId) {
-    // An answer may end while a name is written; what comes of it is drawn. A field may go without a word.
+  draw(stored, currentId) {
+    // An answer may end while the user types a name: do not replace the field. It is drawn after the renaming.
     if (this.naming && this.naming === document.activeElement) return;
     const hadFocus = this.root.contains(document.activeElement);
-    this.root.replaceChildren(...kept.map((one) => this.entry(one, one.id === currentId)));
+    this.root.replaceChildren(...stored.map((one) => this.entry(one, one.id === currentId)));
     if (hadFocus) ($(".current .open", this.root) ?? $(".open", this.root) ?? $("#new")).focus();
   }
 
@@ -37,7 +37,7 @@ export class ConversationList {
     };
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
-      event.preventDefault(); // else it would press what has the focus next
+      event.preventDefault(); // otherwise it would press the element that gets the focus
       event.stopPropagation();
       end(event.key === "Enter" ? input.value : "");
     });

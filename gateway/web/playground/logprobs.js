@@ -1,9 +1,9 @@
-// An answer as its tokens, coloured by how likely each was, with the alternatives of one at a time.
+// View of an answer as tokens, coloured by probability, with the alternatives of the selected token.
 
 import { el } from "../dom.js";
 import { randomId } from "./conversation.js";
 
-// The likeliest have no colour: what the model doubted is what one looks for.
+// The most probable tokens have no colour: users look for the improbable ones.
 const STEPS = [0.9, 0.7, 0.5, 0.3, 0.1];
 
 const percent = (logprob) => {
@@ -15,7 +15,7 @@ const rounded = (logprob) => (logprob > -0.005 ? "0.00" : logprob.toFixed(2));
 
 const step = (logprob) => STEPS.findLastIndex((least) => Math.exp(logprob) < least) + 1;
 
-// A token as it can be seen: spaces and line breaks have no look of their own.
+// Returns the token with visible characters for spaces and line breaks.
 const visible = (token) => token.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, (s) => "·".repeat(s.length));
 
 export class Tokens {
@@ -34,7 +34,7 @@ export class Tokens {
     this.row.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // `entries` only grow.
+  // `entries` must begin with those of the last call.
   update(entries) {
     for (const entry of entries.slice(this.shown.length)) this.append(entry);
   }
@@ -85,11 +85,11 @@ export class Tokens {
       el("span", { class: "figure" }, percent(logprob)), el("span", { class: "figure" }, rounded(logprob)));
   }
 
-  // Below the token, within the answer.
+  // Moves the tooltip below the token, within the answer.
   place(token) {
     const [outer, inner] = [this.node.getBoundingClientRect(), token.getBoundingClientRect()];
-    const room = outer.width - this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, Math.min(inner.left - outer.left, room))}px`;
+    const most = outer.width - this.tip.offsetWidth;
+    this.tip.style.left = `${Math.max(0, Math.min(inner.left - outer.left, most))}px`;
     this.tip.style.top = `${inner.bottom - outer.top + 6}px`;
   }
 

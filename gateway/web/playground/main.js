@@ -1,4 +1,4 @@
-// The playground: puts the parts together.
+// The playground: creates its parts and connects them.
 
 import { askJson, inWords } from "../api.js";
 import { $, announce, drawIcons, el } from "../dom.js";
@@ -40,10 +40,10 @@ class Playground {
     this.composer = new Composer({ send: () => this.send(), stop: () => this.stop() });
     this.list = new ConversationList($("#conversations"), {
       open: (id) => {
-        // The kept form of what is open may lack the answer that comes.
-        const kept = id === this.conversation.id ? null : shelf.load(id);
-        if (kept) this.open(kept);
-        else this.drawList(); // it may have gone without a word, as browsers clear what they keep
+        // The stored form of the open conversation may lack the answer in progress: do not load it.
+        const stored = id === this.conversation.id ? null : shelf.load(id);
+        if (stored) this.open(stored);
+        else this.drawList(); // browsers may clear storage without an event
       },
       rename: (id, title) => this.rename(id, title),
       remove: (id) => this.remove(id),
@@ -64,14 +64,14 @@ class Playground {
     return this.finding;
   }
 
-  // Those that answer chats; others make vectors or rankings.
+  // Finds the models that answer chats. Others return embeddings or rankings.
   async askForModels() {
     try {
       const { data } = await askJson("models");
       this.models = data.filter(({ modes }) => !modes?.some((mode) => mode === "embeddings" || mode === "rerank"));
-      this.composer.tell(this.models.length ? "" : "There is no model here that answers chats.");
+      this.composer.notify(this.models.length ? "" : "There is no model here that answers chats.");
     } catch (error) {
-      this.composer.tell(inWords(error));
+      this.composer.notify(inWords(error));
     }
     this.panes.fill();
   }
@@ -93,43 +93,44 @@ class Playground {
   }
 
   drawList() {
-    const kept = shelf.list();
-    this.list.draw(kept, this.conversation.id);
-    $("#kept").hidden = kept.length === 0;
+    const stored = shelf.list();
+    this.list.draw(stored, this.conversation.id);
+    $("#kept").hidden = stored.length === 0;
   }
 
   keep(conversation = this.conversation) {
-    if (!conversation.turns.length) return; // nobody has said anything
+    if (!conversation.turns.length) return; // nothing to store
     const { changed } = conversation;
-    const kept = shelf.load(conversation.id);
-    // Another tab has kept it meanwhile: neither is kept over the other.
-    if (kept && kept.changed !== changed) {
+    const stored = shelf.load(conversation.id);
+    // Another tab has stored another state meanwhile: store this one under a new id.
+    if (stored && stored.changed !== changed) {
       conversation.id = randomId();
-      this.composer.tell("Another tab has changed this conversation: what was here is kept beside it.");
+      this.composer.notify("Another tab has changed this conversation: this tab's version is stored as a separate one.");
     }
     conversation.changed = Date.now();
     if (!shelf.save(conversation)) {
       conversation.changed = changed;
-      this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
+      this.composer.notify("This browser cannot store more conversations: delete some, or this one is lost when you close the page.");
     }
     this.drawList();
   }
 
-  // What is open goes on from there, unless something is under way here: `keep` tells them apart.
+  // Another tab has changed the conversation `id`. If it is open here, shows the new state, unless an
+  // answer or an edit is in progress: `keep` then stores this tab's state as a separate conversation.
   changedElsewhere(id) {
     const { conversation } = this;
-    const kept = id === conversation.id ? shelf.load(id) : null;
-    if (kept?.changed === conversation.changed) conversation.title = kept.title; // it was but renamed
-    else if (kept && !this.runs.size && !$("#turns .editing")) return this.open(kept);
+    const stored = id === conversation.id ? shelf.load(id) : null;
+    if (stored?.changed === conversation.changed) conversation.title = stored.title; // only renamed
+    else if (stored && !this.runs.size && !$("#turns .editing")) return this.open(stored);
     this.drawList();
   }
 
-  // Without a title it stays as it is called: by what it begins with, unless somebody has named it.
+  // An empty `title` changes nothing: the title is the given name, else the start of the first prompt.
   rename(id, title) {
     if (!title) return this.drawList();
     if (id === this.conversation.id) this.conversation.title = title;
-    const kept = shelf.load(id);
-    if (kept) shelf.save(Object.assign(kept, { title })); // else another tab has deleted it meanwhile
+    const stored = shelf.load(id);
+    if (stored) shelf.save(Object.assign(stored, { title })); // else another tab has deleted it meanwhile
     this.drawList();
   }
 
@@ -152,7 +153,7 @@ class Playground {
     this.keep();
   }
 
-  // Turns that were there get new answers alone: one of their prompts may be being edited.
+  // Existing turns get only new answers, because the user may be editing one of their prompts.
   draw() {
     const { turns, panes } = this.conversation;
     $("#welcome").hidden = turns.length > 0;
@@ -168,7 +169,7 @@ class Playground {
     this.views = [...stay, ...come];
   }
 
-  // What the buttons of an answer do; only the last turn can be asked again or gone on from.
+  // Returns the actions of an answer's buttons. Only the last turn can be repeated or continued.
   doable(number, pane) {
     const isLast = number === this.conversation.turns.length - 1;
     const answer = this.conversation.turns[number].answers[pane.id];
@@ -181,30 +182,30 @@ class Playground {
     };
   }
 
-  // Not before there is a model to ask: until then the prompt stays where it is written.
+  // Sends the prompt once the models are known. Until then, the prompt stays in the form.
   async send() {
     const { conversation } = this;
     const { text } = this.composer;
     const lacks = () => conversation.panes.some((pane) => !pane.model);
     if (lacks()) {
-      this.composer.tell("This is sent once it is known which models there are.");
+      this.composer.notify("This is sent once it is known which models there are.");
       await this.finding;
-      if (lacks()) await this.findModels(); // they were refused, for want of a key
+      if (lacks()) await this.findModels(); // the first attempt failed, for example without a key
     }
     if (lacks() || !this.composer.canSend || conversation !== this.conversation) return;
     if (this.composer.text !== text) {
-      this.composer.tell("Not sent, as you have gone on writing: send it when it is ready.");
+      this.composer.notify("Not sent, because you have changed the prompt: send it when it is ready.");
       return;
     }
-    this.composer.tell("");
+    this.composer.notify("");
     const parameters = this.checked();
     if (!parameters) return;
-    delete conversation.turns.at(-1)?.former; // whoever goes on from an edited turn has chosen it
+    delete conversation.turns.at(-1)?.former; // the user continues from the edited turn, so drop the former turns
     conversation.turns.push({ prompt: this.composer.take(), answers: {} });
     this.answer(conversation.turns.length - 1, conversation.panes, parameters, true);
   }
 
-  // The parameters to send, or null: nothing is stopped, cut or sent while one is wrong.
+  // Returns the parameters to send, or null. While one is invalid, nothing may be stopped, cut or sent.
   checked() {
     const parameters = this.form.check();
     if (!parameters) {
@@ -214,13 +215,13 @@ class Playground {
     return parameters;
   }
 
-  // Panes whose models have called nothing have nothing to go on with.
+  // Sends the results of tools. Panes whose models have called no tools are skipped.
   sendResults() {
     if (this.runs.size) {
-      this.composer.tell("Send the results once all have answered.");
+      this.composer.notify("Send the results once all have answered.");
       return;
     }
-    this.composer.tell("");
+    this.composer.notify("");
     const parameters = this.checked();
     if (!parameters) return;
     const last = this.conversation.turns.length - 1;
@@ -246,7 +247,7 @@ class Playground {
 
   async answer(number, panes, parameters, isNew = false) {
     const turn = this.conversation.turns[number];
-    const begun = panes.map((pane) => {
+    const started = panes.map((pane) => {
       const answer = (turn.answers[pane.id] = newAnswer(pane.model, turn.answers[pane.id]));
       const view = () => this.views[number]?.views.get(pane.id);
       const run = new Run(answer, bodyFor(this.conversation, pane, number, parameters), () => {
@@ -257,12 +258,12 @@ class Playground {
       return { answer, run };
     });
     this.draw();
-    // Whoever leaves before the answer finds the prompt again.
+    // Store the prompt now, in case the user closes the page before the answer.
     if (isNew) this.keep();
     this.scroll.scrollTop = this.scroll.scrollHeight;
     this.composer.busy(true);
     const { conversation } = this;
-    await Promise.all(begun.map(({ answer, run }) => this.follows(turn, answer, run, conversation)));
+    await Promise.all(started.map(({ answer, run }) => this.follows(turn, answer, run, conversation)));
   }
 
   async follows(turn, answer, run, conversation) {
@@ -274,7 +275,7 @@ class Playground {
     settle(turn, answer);
     const field = answer.error && fieldOf(answer.error.param);
     if (field) this.form.refuse(field, answer.error.message);
-    // One that was left, and so stopped, is kept as well; one that was deleted is not.
+    // Also store an answer that was stopped because the user opened another conversation, unless it was deleted.
     if (conversation === this.conversation || shelf.load(conversation.id)) this.keep(conversation);
     await end;
     if (answer.stopped && conversation === this.conversation) this.keep();
@@ -284,7 +285,7 @@ class Playground {
     for (const run of this.runs.values()) run.stop();
   }
 
-  // Stays at the end while answers grow, unless somebody has scrolled up to read.
+  // Scrolls to the end while answers grow, unless the user has scrolled up.
   follow() {
     const { scrollTop, clientHeight, scrollHeight } = this.scroll;
     const grown = scrollHeight - (this.height ?? scrollHeight);
@@ -292,7 +293,7 @@ class Playground {
     if (scrollTop + clientHeight + grown > scrollHeight - NEAR_THE_END) this.scroll.scrollTop = scrollHeight;
   }
 
-  // Of what is being written, else of what was asked last.
+  // Shows the code for the prompt in the form, else for the last request.
   code() {
     const { turns, panes } = this.conversation;
     const parameters = this.checked();

@@ -1,12 +1,12 @@
-// The row of models above the conversation: one for each pane.
+// Row of model pickers above the conversation, one for each pane.
 
 import { $, el, iconButton } from "../dom.js";
 import { MOST_PANES, randomId } from "./conversation.js";
 import { Picker } from "./picker.js";
 
 export class Panes {
-  // `changed()` is called when a pane has come, gone, or has another model; `goes(pane)`, before one
-  // goes with its answers.
+  // Calls `changed()` after a pane was added or removed, or has another model, and `goes(pane)` before
+  // a pane is removed with its answers.
   constructor({ list, add, models, changed, goes }) {
     Object.assign(this, { list, add, models, changed, goes });
     add.addEventListener("click", () => this.another());
@@ -25,7 +25,7 @@ export class Panes {
     document.body.classList.toggle("several", panes.length > 1);
   }
 
-  // The models have come: those who have none get the first.
+  // Called when the models have been loaded: panes without a model get the first one.
   fill() {
     for (const [pane, picker] of this.pickers) {
       if (pane.model || !this.models().length) continue;

@@ -1,27 +1,27 @@
-// The parameters of a request: what each is, what may be written there, and what is sent.
+// The parameters of a request: labels, validation, and conversion to the request's body.
 //
-// Values are what stands in the fields, as text; an empty one leaves the parameter out, and the
-// server takes its own default.
+// Values are the texts in the fields. If a field is empty, the parameter is omitted, and the server
+// uses its default.
 
 export const NUMBERS = {
   temperature: { label: "Temperature", least: 0, most: 2, step: 0.1, unset: "1" },
   top_p: { label: "Top p", least: 0, most: 1, step: 0.05, unset: "1" },
-  top_k: { label: "Top k", least: -1, most: 1024, whole: true, unset: "off" },
+  top_k: { label: "Top k", least: -1, most: 1024, isInteger: true, unset: "off" },
   seed: {
-    label: "Seed", least: Number.MIN_SAFE_INTEGER, most: Number.MAX_SAFE_INTEGER, whole: true,
+    label: "Seed", least: Number.MIN_SAFE_INTEGER, most: Number.MAX_SAFE_INTEGER, isInteger: true,
     unset: "random",
   },
-  max_tokens: { label: "Most tokens", least: 1, most: 2 ** 31 - 1, whole: true, unset: "what fits" },
-  min_tokens: { label: "Fewest tokens", least: 0, most: 2 ** 31 - 1, whole: true, unset: "0" },
+  max_tokens: { label: "Most tokens", least: 1, most: 2 ** 31 - 1, isInteger: true, unset: "what fits" },
+  min_tokens: { label: "Fewest tokens", least: 0, most: 2 ** 31 - 1, isInteger: true, unset: "0" },
   presence_penalty: { label: "Presence penalty", least: -2, most: 2, step: 0.1, unset: "0" },
   frequency_penalty: { label: "Frequency penalty", least: -2, most: 2, step: 0.1, unset: "0" },
   repetition_penalty: { label: "Repetition penalty", least: 0.01, most: 2, step: 0.05, unset: "1" },
-  top_logprobs: { label: "Alternatives", least: 0, most: 20, whole: true, unset: "0" },
+  top_logprobs: { label: "Alternatives", least: 0, most: 20, isInteger: true, unset: "0" },
 };
 const MOST_STOPS = 16;
 const LOGPROBS = ["top_logprobs"];
 
-// Values -> {body, wrong}: what is sent, and by field why it cannot be.
+// Returns {body, wrong} for `values`: the parameters to send, and error messages by field.
 export function checked(values) {
   const body = {};
   const wrong = {};
@@ -50,18 +50,18 @@ export function checked(values) {
   return { body, wrong };
 }
 
-function number(text, { least, most, whole }) {
+function number(text, { least, most, isInteger }) {
   if (text.trim() === "") return undefined;
   const value = Number(text);
   if (!Number.isFinite(value)) throw new Error("This is no number.");
-  if (whole && !Number.isInteger(value)) throw new Error("A whole number is needed.");
+  if (isInteger && !Number.isInteger(value)) throw new Error("A whole number is needed.");
   if (value < least || value > most) {
     throw new Error(most < 2 ** 31 - 1 ? `From ${least} to ${most}.` : `${least} or more.`);
   }
   return value;
 }
 
-// One a line; \n stands for a line break.
+// One stop string per line; \n is a line break.
 function stops(text) {
   const found = text.split("\n").filter((line) => line !== "");
   if (found.length > MOST_STOPS) throw new Error(`At most ${MOST_STOPS}.`);
@@ -111,16 +111,16 @@ function json(text, empty = "") {
   }
 }
 
-// A browser tells the place as a count of characters, if at all: people count lines.
+// Converts the position in the browser's message, a number of characters, to a line and column.
 function whereIn(text, message) {
-  const place = /position (\d+)/.exec(message);
-  if (!place) return message;
-  const before = text.slice(0, Number(place[1])).split("\n");
+  const found = /position (\d+)/.exec(message);
+  if (!found) return message;
+  const before = text.slice(0, Number(found[1])).split("\n");
   const said = message.replace(/ in JSON.*$| at position.*$/s, "");
   return `${said}, line ${before.length}, column ${before.at(-1).length + 1}.`;
 }
 
-// The field that a parameter of a refusal stands in, such as `tools[0].function.name`.
+// Returns the field for the parameter that an error names, such as `tools[0].function.name`.
 export function fieldOf(param) {
   const name = /^\w+/.exec(param ?? "")?.[0];
   if (name === "tool_choice" || name === "parallel_tool_calls") return "tools";

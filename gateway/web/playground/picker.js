@@ -1,4 +1,4 @@
-// A field that finds a model by typing: a combobox with a list, as ARIA describes it.
+// Field to find a model by typing: an ARIA combobox with a list.
 
 import { el, icon } from "../dom.js";
 import { randomId } from "./conversation.js";
@@ -6,7 +6,7 @@ import { randomId } from "./conversation.js";
 const MOST_SHOWN = 60;
 
 export class Picker {
-  // `models()` are those there are; `picked(name)` is called with whatever is chosen or written.
+  // `models()` returns the available models. Calls `picked(name)` with the chosen or typed name.
   constructor({ label, models, picked }) {
     Object.assign(this, { models, picked });
     const id = `options-${randomId()}`;
@@ -21,7 +21,7 @@ export class Picker {
     this.input.addEventListener("focus", () => this.input.select());
     this.input.addEventListener("keydown", (event) => this.key(event));
     this.input.addEventListener("blur", () => this.take(this.input.value));
-    // Else the field would lose the focus, and the list close, before the click.
+    // Otherwise the field would lose the focus, and the list would close, before the click.
     this.list.addEventListener("mousedown", (event) => event.preventDefault());
   }
 
@@ -34,12 +34,12 @@ export class Picker {
     this.input.title = name;
   }
 
-  // What it has as long as nobody chooses. Who has begun to type is shown what fits.
+  // Sets the name until the user chooses another. If the user is typing, shows the matching models.
   offer(name) {
     const typed = document.activeElement === this.input ? this.value : "";
     if (!typed) {
       this.value = name;
-      if (document.activeElement === this.input) this.input.select(); // what is typed next replaces it
+      if (document.activeElement === this.input) this.input.select(); // so that typing replaces it
     }
     this.before = name;
     if (typed) this.open(typed);
@@ -54,7 +54,7 @@ export class Picker {
     this.found = this.models().filter(fits).slice(0, MOST_SHOWN);
     this.list.replaceChildren(...this.found.map((model, n) => this.option(model, n)));
     this.show(this.found.length > 0);
-    // Who writes a version means it: NAME@DIGEST is taken as it stands.
+    // A typed version, NAME@DIGEST, is used unchanged.
     this.move(typed ? (typed.includes("@") ? -1 : 0) : this.found.findIndex((model) => model.id === this.value));
   }
 
@@ -94,7 +94,7 @@ export class Picker {
     event.preventDefault();
   }
 
-  // A name that is on no list, such as NAME@DIGEST of an older version, is the server's to judge.
+  // The server checks names that are not in the list, such as NAME@DIGEST of an older version.
   take(name, stays = false) {
     this.show(false);
     const chosen = name.trim() || this.before || "";

@@ -1,13 +1,13 @@
-// One answer, from the request to its last token, or to the stop that ends it.
+// Run of one answer: the request, its stream, and its stop.
 
 import { ApiError, ask, askJson, eventsOf, inWords, lost } from "../api.js";
 import { randomId } from "./conversation.js";
 
-// Milliseconds between looks at a stopped request: the engine is mostly free within one step.
-const LOOKS = [40, 60, 100, 200, 400, 800, 1600, 3200];
+// Milliseconds between polls of a stopped request: the engine usually stops within one step.
+const POLL_INTERVALS_MS = [40, 60, 100, 200, 400, 800, 1600, 3200];
 
 export class Run {
-  // `changed()` is called whenever `answer` has more to show.
+  // Calls `changed()` whenever `answer` has changed.
   constructor(answer, body, changed) {
     Object.assign(this, { answer, body, changed });
     this.aborting = new AbortController();
@@ -16,15 +16,16 @@ export class Run {
     this.pieces = 0;
   }
 
-  // Resolves when nothing more will be known of it; `ended` does when the answer has ended.
+  // Resolves after the last change of the answer, including the time at which a stopped engine was free.
+  // `ended` resolves when the answer has ended.
   async finished() {
     const { answer } = this;
-    this.begun = performance.now();
+    this.started = performance.now();
     try {
       await this.stream();
     } catch (error) {
-      if (error.name === "AbortError") answer.stopped = { afterMs: performance.now() - this.begun };
-      // Lost behind its end, it is whole.
+      if (error.name === "AbortError") answer.stopped = { afterMs: performance.now() - this.started };
+      // If the connection is lost after the finish reason, the answer is complete.
       else if (error.status !== 0 || !answer.finish) answer.error = { message: inWords(error), param: error.param ?? null, status: error.status };
     }
     answer.running = false;
@@ -43,11 +44,11 @@ export class Run {
     const response = await ask("chat/completions", {
       method: "POST",
       body: { ...this.body, stream: true, stream_options: { include_usage: true } },
-      // The request's name, so that it can be asked for even if it is stopped before an answer.
+      // Set the request id here, so that it is known even if the request is stopped before the response.
       headers: { "x-request-id": answer.requestId },
       signal: this.aborting.signal,
     });
-    this.begun = response.sentAt;
+    this.started = response.sentAt;
     answer.version = response.headers.get("x-adapter-version");
     answer.ignored = response.headers.get("x-ignored-parameters");
     for await (const { data } of eventsOf(response)) {
@@ -68,7 +69,7 @@ export class Run {
     const { delta, finish_reason: finish, logprobs } = choice;
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
       const now = performance.now();
-      answer.firstMs ??= now - this.begun;
+      answer.firstMs ??= now - this.started;
       this.first ??= now;
       if (now - (this.last ?? 0) > 1) this.pieces += 1;
       this.last = now;
@@ -85,17 +86,17 @@ export class Run {
     if (finish) answer.finish = finish;
   }
 
-  // Tokens a second, from the first to the last; the first one's wait is told apart. What came in
-  // a piece or two, whatever its frames, tells of the network alone.
+  // Computes tokens per second, from the first token to the last. The time to the first token is shown
+  // separately. One or two pieces would only measure the network.
   rate() {
     if (this.pieces < 3) return;
     const between = this.answer.usage?.completion_tokens - 1;
     if (between > 0 && this.last > this.first) this.answer.rate = (between / (this.last - this.first)) * 1000;
   }
 
-  // The client has gone; the engine lets go a moment later, and the gateway knows when.
+  // The request was aborted. The engine stops a moment later; the gateway reports when.
   async waitUntilFreed() {
-    for (const pause of LOOKS) {
+    for (const pause of POLL_INTERVALS_MS) {
       await new Promise((resolve) => setTimeout(resolve, pause));
       try {
         const found = await askJson(`requests/${this.answer.requestId}`);
@@ -104,7 +105,7 @@ export class Run {
         this.changed();
         return;
       } catch {
-        return; // it is known no more, or its end is not told here
+        return; // the gateway does not know the request, or does not report its end
       }
     }
   }

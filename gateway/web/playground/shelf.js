@@ -1,6 +1,6 @@
-// Where conversations are kept: this browser's local storage, an entry for each. Never a key.
+// Storage of conversations: one entry each in this browser's local storage. API keys are never stored.
 
-import { keptForm, titleOf } from "./conversation.js";
+import { storedForm, titleOf } from "./conversation.js";
 
 const PREFIX = "gateway.conversation.";
 
@@ -8,7 +8,7 @@ function entries() {
   try {
     return Object.keys(localStorage).filter((name) => name.startsWith(PREFIX));
   } catch {
-    return []; // a browser that keeps nothing
+    return []; // storage is disabled
   }
 }
 
@@ -20,17 +20,17 @@ export function load(id) {
   }
 }
 
-// The newest first: [{id, title, changed}].
+// Returns [{id, title, changed}], the newest first.
 export function list() {
   const found = entries().map((name) => load(name.slice(PREFIX.length))).filter(Boolean);
   found.sort((a, b) => b.changed - a.changed);
-  return found.map((kept) => ({ id: kept.id, title: titleOf(kept), changed: kept.changed }));
+  return found.map((stored) => ({ id: stored.id, title: titleOf(stored), changed: stored.changed }));
 }
 
-// Whether it could be kept: the store may be full, or off.
+// Returns false if it could not be stored: the storage may be full or disabled.
 export function save(conversation) {
   try {
-    localStorage.setItem(PREFIX + conversation.id, JSON.stringify(keptForm(conversation)));
+    localStorage.setItem(PREFIX + conversation.id, JSON.stringify(storedForm(conversation)));
     return true;
   } catch {
     return false;
@@ -45,7 +45,7 @@ export function clear() {
   for (const name of entries()) localStorage.removeItem(name);
 }
 
-// Another tab of this browser has changed them: `run(id)` of one, without it of all.
+// Calls `run(id)` when another tab has changed a conversation, and `run()` when it has cleared all.
 export function whenChangedElsewhere(run) {
   addEventListener("storage", (event) => {
     if (event.key === null || event.key.startsWith(PREFIX)) run(event.key?.slice(PREFIX.length));

@@ -1,4 +1,4 @@
-// A column at a side: beside the conversation where there is room, over it where there is none.
+// Side column: beside the conversation, or over it on a narrow screen.
 
 import { $ } from "../dom.js";
 
@@ -33,7 +33,7 @@ export class Side {
     if (this.isOver) this.close();
   }
 
-  // What lies under it cannot be reached meanwhile.
+  // While the column covers the page, the rest is inert.
   settle() {
     this.button.setAttribute("aria-expanded", String(!this.column.hidden));
     for (const other of this.column.parentElement.children) {

@@ -1,14 +1,14 @@
-// A request as a program that makes it: curl, Python with `openai`, JavaScript.
+// Code that sends a request: curl, Python with `openai`, JavaScript.
 //
-// The key is a variable of the environment there: what is copied may end up anywhere.
+// It reads the key from an environment variable, because copied code may be published.
 
 export const LANGUAGES = { curl: "curl", python: "Python", javascript: "JavaScript" };
 
-// What `openai` has names for; the rest goes into its `extra_body`.
+// Parameters of `openai`'s method; others go into its `extra_body`.
 const KNOWN = new Set(["model", "messages", "temperature", "top_p", "max_tokens", "presence_penalty",
   "frequency_penalty", "seed", "stop", "response_format", "tools", "tool_choice", "logprobs", "top_logprobs"]);
 
-// Whether more than the text of the answer is of interest.
+// Returns true if the program must print more than the answer's text.
 const isMore = (body) => Boolean(body.tools || body.logprobs);
 
 export function snippet(language, body, base) {
@@ -46,7 +46,7 @@ print(${shown})
 `;
 }
 
-// A value of JSON in Python's words. Strings are alike in both.
+// Returns a JSON value as a Python literal. Strings are the same in both.
 function literal(value, indent) {
   if (value === null) return "None";
   if (value === true) return "True";

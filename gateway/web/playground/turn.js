@@ -1,11 +1,11 @@
-// One turn: the prompt, and below it an answer from each pane.
+// View of one turn: the prompt, and below it one answer per pane.
 
 import { el, icon, iconButton, sendOnEnter } from "../dom.js";
 import { AnswerView } from "./answer.js";
 import { randomId } from "./conversation.js";
 
 export class TurnView {
-  // `does`: {edited(prompt), isLast(), forPane(pane) -> what an answer's buttons do}
+  // `does`: {edited(prompt), isLast(), forPane(pane) -> actions of an answer's buttons}
   constructor(turn, panes, does) {
     Object.assign(this, { turn, panes, does });
     this.views = new Map();
@@ -22,7 +22,7 @@ export class TurnView {
     this.views.clear();
     this.answers.replaceChildren(...this.panes.map((pane) => this.column(pane)));
     this.views.get(focused)?.focus();
-    this.dropped.hidden = this.does.isLast(); // turns may come while the prompt is being edited
+    this.dropped.hidden = this.does.isLast(); // turns may be added while the prompt is being edited
   }
 
   column(pane) {

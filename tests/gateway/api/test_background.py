@@ -44,7 +44,7 @@ async def _begun(client: httpx.AsyncClient) -> str:
 
 
 async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -53,7 +53,7 @@ class BusyGateway:
         return task
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not holds():
                 await asyncio.sleep(0)
 

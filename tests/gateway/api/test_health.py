@@ -42,7 +42,7 @@ async def test_strangers_learn_the_status_and_nothing_else(
         assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
         assert answer.json()["triton"] == f"Triton at {endpoint}: connection refused"
 
-        async with serving(engine, endpoint), asyncio.timeout(60):
+        async with serving(engine, endpoint), asyncio.timeout(300):
             while (await _says(client, None)).status_code != 200:
                 await asyncio.sleep(0.05)
             for stranger in STRANGERS:

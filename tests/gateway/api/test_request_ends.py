@@ -85,7 +85,7 @@ async def test_a_client_that_leaves_its_stream(folder: Path) -> None:
     async with serving(servicer) as endpoint, running(folder, endpoint) as (client, service, _):
         async with client.stream("POST", URL, json=STREAM) as answer:
             assert answer.status_code == 200
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not _counted(service, 499):
                 await asyncio.sleep(0.01)
         assert _counted(service, 200) == 0

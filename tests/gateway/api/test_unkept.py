@@ -20,7 +20,7 @@ ROOM = 3  # large requests that fit the limit
 
 
 async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -64,7 +64,7 @@ async def test_schemas_of_tools_go_before_the_answer_comes(
     async with (
         serving(engine) as endpoint,
         running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
-        asyncio.timeout(60),
+        asyncio.timeout(300),
         asyncio.TaskGroup() as asking,
     ):
         answer = asking.create_task(client.post(f"/v1/{path}", json={"model": "m"} | body))

@@ -259,7 +259,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
             return found
 
         async def until(name: str, expected: dict[str, str]) -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while await states(name) != expected:
                     await asyncio.sleep(0.05)
 

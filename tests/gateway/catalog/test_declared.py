@@ -85,7 +85,7 @@ async def test_one_that_fails_stops_no_other_and_is_tried_again(
             await becomes(
                 lambda: metric_of(service, "gateway_declared_adapters", state="failed") == 2
             )
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while (await _standing(client)).get("late", ("",))[0] != "failed":
                     await asyncio.sleep(0.05)
             standing = await _standing(client)
@@ -288,7 +288,7 @@ async def test_of_two_on_one_store_one_works_and_both_tell(tmp_path: Path) -> No
     async with _gateway(tmp_path / "a", config) as (_, one):
         await becomes(lambda: metric_of(one, "gateway_declared_adapters", state="loaded") == 1)
         async with _gateway(tmp_path / "a", config) as (client, other):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while (await _standing(client)).get("zh") != ("loaded", None):
                     await asyncio.sleep(0.05)
             assert metric_of(other, "gateway_declared_adapters", state="loaded") == 0

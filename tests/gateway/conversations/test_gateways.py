@@ -105,7 +105,7 @@ async def _until_away(store: Conversations) -> None:
 
 async def _patiently(ask: Callable[[], object]) -> list[Record]:
     """Call `ask` again until it succeeds, as a client does after a 503."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             try:
                 return await ask()  # type: ignore[misc, no-any-return]

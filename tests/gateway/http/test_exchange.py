@@ -55,7 +55,7 @@ async def connected(
 
 async def _asked(app: App, request: bytes = GET) -> bytes:
     """Send a request. Return all bytes until the server closes the connection."""
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         writer.write(request)
         return await reader.read()
 
@@ -148,7 +148,7 @@ async def test_a_piece_behind_the_end_is_in_no_other_answer() -> None:
         late.append(scope["extensions"][EXCHANGE].write_chunk)
         await _saying(pieces=[b"x"])(scope, receive, send)
 
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         for _ in range(2):
             writer.write(GET)
             told = await reader.readuntil(b"0\r\n\r\n")
@@ -162,7 +162,7 @@ async def test_each_request_has_a_copy_of_what_was_made_at_the_start() -> None:
         scope["state"]["of"] = "this request"
         await _saying(pieces=[b"x"])(scope, receive, send)
 
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         for _ in range(2):
             writer.write(GET)
             assert b" 200 " in await reader.readuntil(b"0\r\n\r\n")
@@ -174,7 +174,7 @@ async def test_spaces_behind_a_value_are_none_of_it() -> None:
         body = (await receive())["body"]
         await _saying(pieces=[body])(scope, receive, send)
 
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         writer.write(POST + b"a:  b c \t \r\nexpect: 100-continue \r\n\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"body")
@@ -193,7 +193,7 @@ async def test_a_last_answer_before_the_body_is_not_lost(version: bytes, whole: 
         await _saying((b"content-length", b"2"), pieces=[b"no"], status=413)(scope, receive, send)
 
     request = b"POST / HTTP/%b\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         writer.write(request % (version, size))
         for _ in range(20):
             writer.write(b"x" * (size // 20))
@@ -215,7 +215,7 @@ async def test_who_gives_way_unread_is_told_so() -> None:
         writer.write(b"x" * 20_000_000)
         await writer.drain()
 
-    async with connected(app) as (reader, writer, state), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, state), asyncio.timeout(300):
         sent = asyncio.create_task(upload(writer))
         await began.wait()
         [connection] = state.connections
@@ -249,7 +249,7 @@ async def test_what_nobody_wants_of_a_body_has_its_time_once() -> None:
 
 async def test_an_answer_is_not_lost_with_the_requests_behind_it() -> None:
     async with connected(_saying((b"content-length", b"0"), pieces=[b""])) as (reader, writer, _):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             writer.write(GET * 500_000)
             await writer.drain()
             told = await reader.read()
@@ -263,7 +263,7 @@ async def test_nothing_behind_the_last_body_is_read() -> None:
         asked.append(scope["path"])
         await _saying((b"content-length", b"0"), pieces=[b""])(scope, receive, send)
 
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         writer.write(POST + b"connection: close\r\n\r\nbo")
         assert await reader.readuntil(b"\r\n\r\n")
         writer.write(b"dy" + GET)
@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_with_its_body_unread_is_seen_to_leave() -> N
         scope["extensions"][EXCHANGE].on_disconnect = gone.set
         await gone.wait()
 
-    async with connected(app) as (_, writer, _), asyncio.timeout(60):
+    async with connected(app) as (_, writer, _), asyncio.timeout(300):
         size = MAX_UNREAD_BYTES + 1
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
         writer.write(b"x" * size)
@@ -306,7 +306,7 @@ async def test_what_the_connection_answers_itself_says_what_every_answer_says() 
             pass
 
     chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    async with connected(app) as (reader, writer, state), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, state), asyncio.timeout(300):
         writer.write(chunked)
         while not state.tasks:
             await asyncio.sleep(0)
@@ -355,7 +355,7 @@ async def test_a_body_is_asked_for_where_its_client_waits() -> None:
         body = (await receive())["body"]
         await _saying(pieces=[body])(scope, receive, send)
 
-    async with connected(app) as (reader, writer, _), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, _), asyncio.timeout(300):
         writer.write(POST + b"expect: 100-continue\r\n\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"body")
@@ -373,7 +373,7 @@ async def test_a_client_that_leaves_is_told_of_once() -> None:
         told.append(message["type"])
         gone.set()
 
-    async with connected(app) as (_, writer, _), asyncio.timeout(60):
+    async with connected(app) as (_, writer, _), asyncio.timeout(300):
         writer.write(POST + b"\r\nbo")
         writer.close()
         await gone.wait()
@@ -390,7 +390,7 @@ async def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_
         await go.wait()
         await _saying(pieces=[b"x"])(scope, receive, send)
 
-    async with connected(app) as (reader, writer, state), asyncio.timeout(60):
+    async with connected(app) as (reader, writer, state), asyncio.timeout(300):
         writer.write(GET)
         while not state.tasks:
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from tests.support.local_stack import Stack
 from tests.support.metrics import metric, sample
 from tests.support.patience import PATIENCE_S
 
-HANGS_AFTER_S = 120
+HANGS_AFTER_S = 300
 
 
 def _gateway(stack: Stack, folder: Path) -> GatewayProcess:

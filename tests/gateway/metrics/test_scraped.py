@@ -66,7 +66,7 @@ async def test_the_load_and_the_state_of_a_replica(tmp_path: Path) -> None:
     async with (
         serving(engine) as endpoint,
         running(tmp_path, endpoint, max_in_flight=1) as (client, service, _),
-        asyncio.timeout(60),
+        asyncio.timeout(300),
     ):
 
         def of_replica(name: str) -> float:

@@ -18,7 +18,7 @@ GRACE_S = 0.05
 
 
 async def until(met: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not met():
             await asyncio.sleep(0.01)
 

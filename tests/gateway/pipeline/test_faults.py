@@ -218,7 +218,7 @@ async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
         assert away.headers["retry-after"] == "2"
         assert (await client.get("/health/ready")).status_code == 503
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "m"
-        async with serving(servicer, endpoint), asyncio.timeout(60):
+        async with serving(servicer, endpoint), asyncio.timeout(300):
             while (await client.get("/health/ready")).status_code != 200:
                 await asyncio.sleep(0.05)
             assert (await client.post("/v1/completions", json=body)).status_code == 200
@@ -242,7 +242,7 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
         assert response.status_code == (200 if stream else 503)
         assert '"code":"shutting_down"' in response.text
         assert response.text.endswith("data: [DONE]\n\n") is stream
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not servicer.stopped:
                 await asyncio.sleep(0.01)
         assert metric_of(service, "gateway_stops_total", reason="shutdown") == 1
@@ -283,7 +283,7 @@ async def test_a_mistake_in_the_background_ends_the_server(
 
         service.configuration.subscribe(fails)
         service.configuration.reload_now()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not server.should_exit:
                 await asyncio.sleep(0.01)
     assert server.exit_code == 1

@@ -95,7 +95,7 @@ def _write(config: Path, endpoints: dict[str, str], old: Any, new: Any) -> None:
 
 
 async def until(met: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not met():
             await asyncio.sleep(0.005)
 
@@ -255,7 +255,7 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
             assert not new.done()
             folders.set({second: {digest: "/there"}}, {}, {}, {})
             folders.wake()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await new
 
 

@@ -10,7 +10,7 @@ from tests.support.two_replicas import GREEDY, TEXT, pair
 
 
 async def _until(met: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not met():
             await asyncio.sleep(0.01)
 

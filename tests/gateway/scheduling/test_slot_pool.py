@@ -108,7 +108,7 @@ async def test_a_gateway_takes_no_more_than_it_may_of_many_places(
     async with (
         serving(engine) as endpoint,
         running(tmp_path, endpoint, **settings) as (client, service, _),
-        asyncio.timeout(60),
+        asyncio.timeout(300),
     ):
         asked = [
             asyncio.create_task(client.post("/v1/completions", json=wanted))

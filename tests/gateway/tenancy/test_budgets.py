@@ -123,13 +123,13 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
         for one in meanwhile:
             one.close(20)
         redis_server.signal(signal.SIGCONT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while standings.used_of("acme", "tokens_per_month") != 90:
                 await asyncio.sleep(0.05)
         with pytest.raises(InsufficientQuota, match="per day: limit 100, used 90, requested 11"):
             await _let_in(limits, 11)
         (await _let_in(limits, 10)).close(10)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while standings.used_of("acme", "tokens_per_month") != 100:
                 await asyncio.sleep(0.05)
         assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (100, 100)
@@ -150,7 +150,7 @@ async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: Redis
         limits = Limits(shared)
         (await _let_in(limits, 40, roomy)).close(40)
         runs = await _let_in(limits, 50, roomy)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while standings.used_of("acme", "tokens_per_month") != 40:
                 await asyncio.sleep(0.05)
         redis_server.kill()  # Redis loses everything it counted
@@ -161,7 +161,7 @@ async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: Redis
             before, _ = tracemalloc.get_traced_memory()
             for _ in range(MANY):
                 (await _let_in(limits, 10, roomy)).close(7)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while tracemalloc.get_traced_memory()[0] - before > MANY * 20:
                     await asyncio.sleep(0.05)
         finally:
@@ -171,7 +171,7 @@ async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: Redis
         redis_server.start()
         with redis_server.client() as client:
             for more in (0, 5):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     while _used(client, "acme", "d") != spent + more or not shared.up:
                         await asyncio.sleep(0.05)
                 (await _let_in(limits, 10, roomy)).close(5)
@@ -189,7 +189,7 @@ async def test_what_is_known_to_be_used_up_is_refused_while_redis_is_late(
     ) as shared:
         limits = Limits(shared, standings=standings)
         (await _let_in(limits, 90)).close(90)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while standings.used_of("acme", "tokens_per_day") != 90:
                 await asyncio.sleep(0.05)
         redis_server.signal(signal.SIGSTOP)

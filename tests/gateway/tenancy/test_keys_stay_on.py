@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 KEY = "sk-the-key-of-acme"
 ALLOWED = {"allow_anonymous": "true"}
-HANGS_AFTER_S = 120
+HANGS_AFTER_S = 300
 REFUSED = "the old one stays in force"
 
 

@@ -141,13 +141,13 @@ async def test_a_redis_that_takes_no_writes_stays_away_until_it_does(
         at_redis.config_set(setting, refusing)
         assert await limits.take(limit_request("t", requests=5)) is None
         before = probes()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while probes() < before + 2:
                 assert await limits.take(limit_request("t", requests=5)) is None
                 await asyncio.sleep(0.02)
         assert ups == [True, False]
         at_redis.config_set(setting, "0")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not limits.up:
                 await asyncio.sleep(0.02)
         assert await limits.take(limit_request("t", requests=5)) is not None

@@ -249,7 +249,7 @@ async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> N
             write_config(config, tenant("stays", ACME), *extra)
             gateway.process.send_signal(signal.SIGHUP)
             # Poll the API, not the log: the file is also polled and may be loaded twice.
-            async with gateway.async_client(OTHER) as other, asyncio.timeout(60):
+            async with gateway.async_client(OTHER) as other, asyncio.timeout(300):
                 while (await other.get("/v1/models")).status_code != (200 if extra else 401):
                     await asyncio.sleep(0.02)
         # The first file is invalid. The second is valid, but would turn keys off.

@@ -55,7 +55,7 @@ async def _wait_for_records(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -66,7 +66,7 @@ async def _ask(client: httpx.AsyncClient) -> str:
 async def _ask_until(client: httpx.AsyncClient, done: Callable[[], bool]) -> list[str]:
     """Send requests until the condition holds, and return the ids of their records."""
     ids: list[str] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not done():
             ids.append(await _ask(client))
     return ids

@@ -65,7 +65,7 @@ def endpoint(server: Server) -> str:
 async def client_of(endpoint: str, options: ConnectionOptions) -> AsyncIterator[TritonClient]:
     client = TritonClient(endpoint, options)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield client
     finally:
         await client.close()

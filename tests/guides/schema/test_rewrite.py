@@ -237,7 +237,7 @@ def _in_tags(schema: Any) -> Any:
         ({"$defs": {"a b": {"not": {}}}, "$ref": "#/$defs/a b"}, "$.$defs['a b']: not is"),
         (_in_tags({"type": "foo"}), "$.properties.tags: type: found 'foo'; allowed: object, "),
         ({"required": None}, "$: required: found null; allowed: a list of names"),
-        ({"required": [[1]]}, "$: required: what it has is none; allowed: a list of names"),
+        ({"required": [[1]]}, "$: required: found something else; allowed: a list of names"),
         ({"minLength": True}, "$: minLength: found true; allowed: an integer from 0 on"),
         ({"items": {"$ref": "http://x/y"}}, "$.items: $ref: http://x/y cannot be followed"),
         ({"items": {"$ref": "#/$defs/x"}}, "$.items: $ref: #/$defs/x does not exist"),

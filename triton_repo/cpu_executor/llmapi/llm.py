@@ -154,10 +154,10 @@ class LLM:
             )
 
     def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
-        """Return the stop strings and stop token ids of a request, each as token ids.
+        """Return the stop strings and stop token ids of a request as (stop reason, token ids).
 
-        Each item is a tuple of the stop reason, which is the string or the id, and the token ids.
-        The request's end id is not included.
+        The stop reason is the stop string itself or the stop token id itself. The request's end id
+        is not included.
         """
         stops: list[tuple[int | str, list[int]]] = [
             (stop, self.tokenizer.encode(stop, special=False)) for stop in params.stop_strings
@@ -189,7 +189,8 @@ class LLM:
     ) -> None:
         """Read the adapter and start the request. Called in the thread of `_reader`.
 
-        If either fails, pass an error response to `output`.
+        If the adapter cannot be read or the request cannot start, pass an error response to
+        `output`.
         """
         try:
             self._begin(output, request(lora_config=adapters.get(wanted)))
@@ -197,7 +198,7 @@ class LLM:
             output.receive(Response(output.request_id, str(error)))
 
     def _abort(self, output: RequestOutput) -> None:
-        """Cancel the request. If its adapter is still being read, `_begin` cancels it later."""
+        """Cancel a request. While its adapter is still being read, leave this to `_begin`."""
         with self._lock:
             output.aborted = True
             if self._running.get(output.request_id) is output:

@@ -31,9 +31,10 @@ class LlmArgs:
 
     Attributes:
         max_seq_len: limit of prompt plus output; None for the model's context length.
-        kv_cache_config: uses ``enable_block_reuse``, ``max_tokens`` and ``tokens_per_block``.
-        lora_config: uses ``lora_target_modules``, ``max_lora_rank`` and ``max_cpu_loras``; None
-            for an engine without adapters.
+        kv_cache_config: the mapping may have the keys ``enable_block_reuse``, ``max_tokens`` and
+            ``tokens_per_block``.
+        lora_config: the mapping may have the keys ``lora_target_modules``, ``max_lora_rank`` and
+            ``max_cpu_loras``; None for an engine without adapters.
     """
 
     model: str

@@ -45,9 +45,9 @@ class LoraAdapters:
     """Cache of adapters by ``lora_int_id``, which evicts the least recently used adapter.
 
     The first request with an id reads the adapter's folder. Later requests use the cached tensors.
-    An evicted adapter is read again when a request needs it, and then gets a new `task_id`. The
-    executor therefore does not use old tensors in its own cache if the folder has changed. Not
-    thread-safe.
+    An evicted adapter is read again when a request needs it, and then gets a new `task_id`. If the
+    folder has changed since, the executor therefore uses the new tensors: its own cache has the old
+    tensors under the old `task_id`. Not thread-safe.
     """
 
     def __init__(self, engine_folder: Path, max_cpu_loras: int | None) -> None:

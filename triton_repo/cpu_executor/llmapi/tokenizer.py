@@ -38,9 +38,9 @@ class TextTokenizer:
 class Detokenizer:
     """Incremental decoder from token ids to text, for a sequence that grows.
 
-    ``text`` has the decoded text so far. It ends with a complete character, even if the last token
-    has only the first bytes of a character. Each token is decoded about twice, so the time per
-    token does not grow with the length of the sequence.
+    ``text`` has the decoded text so far. If the last token has only the first bytes of a character,
+    its text is held back until the character is complete or the text is flushed. Each token is
+    decoded about twice, so the time per token does not grow with the length of the sequence.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special: bool) -> None:

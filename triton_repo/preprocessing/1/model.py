@@ -48,8 +48,8 @@ class TritonPythonModel:
                 error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             )
         wanted = request.requested_output_names()
-        # Omit outputs that the client did not request: Triton 2.51 frees such outputs without
-        # holding the interpreter's lock.
+        # Omit outputs that the client did not request. Triton 2.51 frees such outputs without
+        # holding the interpreter's lock, which can crash this process.
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
         )

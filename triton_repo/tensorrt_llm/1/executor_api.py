@@ -1,7 +1,7 @@
-"""The executor API as `trtllm`, and conversion between Triton's and the executor's tensors.
+"""Import of the executor API, and conversion between Triton's and the executor's tensors.
 
-`trtllm` is TensorRT-LLM's Python module. If TensorRT-LLM is not installed, it is the module of the
-CPU executor, which has the same names.
+The name `trtllm` stands for the module `tensorrt_llm.bindings.executor`. If TensorRT-LLM is not
+installed, it stands for the CPU executor's module with the same classes.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ try:
     import torch
 
     if trtllm.__name__ == CPU_EXECUTOR:
-        # Do not use torch if the CPU executor is installed as tensorrt_llm. Such a torch may be the
-        # CPU executor's replacement, which has only the names that upstream uses.
+        # The CPU executor is installed under the name tensorrt_llm. In this case, do not use torch:
+        # it may be the CPU executor's replacement, which has only the names that upstream uses.
         torch = None
 except ModuleNotFoundError as missing:
     # Use the CPU executor only if TensorRT-LLM is not installed. If an installed TensorRT-LLM fails
@@ -31,7 +31,8 @@ except ModuleNotFoundError as missing:
 
     torch = None
 
-# The arguments of LookaheadDecodingConfig, in order. Inputs and model parameters have these names.
+# The names of the three Triton inputs that set the arguments of LookaheadDecodingConfig, in the
+# order of the arguments. The model parameters that set the defaults have the same names.
 LOOKAHEAD = (
     "lookahead_window_size",
     "lookahead_ngram_size",

@@ -48,7 +48,7 @@ class ModelParameters:
         )
 
     def paths(self, name: str) -> list[list[int]] | None:
-        """Return the paths of a token tree. Its text has the form `{0, 0}, {0, 1}`."""
+        """Return the paths of a tree of draft tokens. The parameter's form is `{0, 0}, {0, 1}`."""
         return self._read(
             name,
             lambda value: [
@@ -160,8 +160,8 @@ def _kv_cache(parameters: ModelParameters) -> Any:
 
 
 def _parallel(parameters: ModelParameters) -> Any:
-    # Read a single group of devices. Several groups, joined by `;`, would be for several instances,
-    # and this model has only one.
+    # Accept only a single group of device ids. Several groups, joined by `;`, would be for several
+    # instances of the model, but this model always has one instance.
     device_ids = parameters.integers("gpu_device_ids")
     return None if device_ids is None else trtllm.ParallelConfig(device_ids=device_ids)
 

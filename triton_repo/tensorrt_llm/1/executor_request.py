@@ -5,8 +5,8 @@ from typing import Any
 
 from executor_api import LOOKAHEAD, RequestRow, drop_unset, trtllm
 
-# The keyword of SamplingConfig for each input tensor. A rendered copy of this module has only the
-# names of its own release, because an executor refuses the names of other releases.
+# Maps input tensors to keywords of SamplingConfig. `triton_repo.render` copies only the lines for
+# the chosen release (`until`, `since`), because an executor refuses keywords of other releases.
 SAMPLING = {
     "beam_width": "beam_width",
     "num_return_sequences": "num_return_sequences",
@@ -31,7 +31,7 @@ PERF_METRICS = (
     "return_kv_cache_reuse_stats",  # until 0.17
     "return_perf_metrics",  # since 0.19
 )
-# The name in the executor's GuideType for each value of the input guided_decoding_guide_type.
+# Maps values of the input guided_decoding_guide_type to members of the executor's enum GuideType.
 GUIDE_TYPES = {
     "json": "JSON",
     "json_schema": "JSON_SCHEMA",

@@ -6,8 +6,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# For each metric family: its description, its label, and for each value of the label the field of
-# the executor's statistics that has the metric's value.
+# Maps each metric family to (description, name of the label, fields). `fields` maps each value of
+# the label to the field of the executor's statistics that has the metric's value.
 GAUGES: dict[str, tuple[str, str, dict[str, str]]] = {
     "nv_trt_llm_request_metrics": (
         "TRT LLM request metrics",

@@ -102,8 +102,8 @@ class TritonPythonModel:
         self._broken: str | None = None
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # This process is a worker rank of an MPI job. Inside this call, it serves the leader
-            # rank until the leader shuts down.
+            # This process is a worker rank of an MPI job. `shutdown` returns only when the leader
+            # rank shuts down. Until then, the worker computes for the leader.
             self._executor.shutdown()
             return
         labels = {"model": args["model_name"], "version": args["model_version"]}
@@ -302,7 +302,8 @@ def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRo
         prompt=prompt,
         restated=prompt if includes_prompt else 0,
         # In a stream with several beams, each response has all tokens so far. In all other cases, a
-        # response has only new tokens, and their numbers are added up, also over several samples.
+        # response has only new tokens, so `RunningRow.count` must add up the tokens of all
+        # responses. Several samples are counted together.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
     )
@@ -331,8 +332,8 @@ def _tensors(running: RunningRow, result: Any) -> list[Any]:
     context_logits: [1, prompt, vocabulary].
     generation_logits: [1, beams, tokens, vocabulary]; streaming: [1, tokens, 1, vocabulary].
 
-    All others are [1, 1]: times int64, in nanoseconds on the executor's monotonic clock,
-    acceptance_rate float32, counts and indices int32.
+    All other outputs are [1, 1]. Times are int64, in nanoseconds on the executor's monotonic clock.
+    acceptance_rate is float32. Counts and indices are int32.
     """
     beams = result.output_token_ids
     running.count(beams[0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# For each output: the field of `RequestPerfMetrics`, and the type of the output.
+# Maps each output to (field of `RequestPerfMetrics` with the output's value, type of the output).
 FIELDS: dict[str, tuple[str, type[np.generic]]] = {
     "kv_cache_alloc_new_blocks": ("kv_cache_metrics.num_new_allocated_blocks", np.int32),
     "kv_cache_reused_blocks": ("kv_cache_metrics.num_reused_blocks", np.int32),

@@ -1,4 +1,4 @@
-"""The model `tensorrt_llm_bls` of inflight_batcher_llm, which generates text from text.
+"""The model `tensorrt_llm_bls` of inflight_batcher_llm, which generates text from a text prompt.
 
 The model calls preprocessing, tensorrt_llm and postprocessing on the same server. It behaves like
 upstream's model of v0.17, and also has the guided decoding of v0.19. As in upstream, each instance
@@ -60,8 +60,8 @@ CORE_INPUTS = {
     name: name
     for name in (
         *("beam_width", "num_return_sequences", "temperature"),
-        # The marks `until` and `since` select lines: a rendered copy of this module has only the
-        # lines of its own release.
+        # The comments `until` and `since` name releases. `triton_repo.render` copies only the lines
+        # for the chosen release.
         *("random_seed", "min_length"),  # until 0.19
         *("seed", "min_tokens"),  # since 0.20
         "return_kv_cache_reuse_stats",  # until 0.17
@@ -106,11 +106,11 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            # Use a new id for the inner request. With the client's id, a stop request could end the
-            # request of another client.
+            # Use a new id for the request to tensorrt_llm (the inner request). tensorrt_llm stops
+            # requests by id. With the client's id, `_stop` could end another client's request.
             inner_id = uuid.uuid4().hex
-            # The watcher polls only requests without streaming. For a stream, `_serve` polls
-            # between two responses, because polling must not overlap with sending (`_gate`).
+            # The thread `_watcher` polls only requests without streaming. For a stream, `_serve`
+            # polls between two responses, because Triton crashes if polling and sending overlap.
             self._current = None if _streams(request) else (sender, inner_id)
             try:
                 last = self._serve(request, sender, inner_id)
@@ -186,7 +186,8 @@ class TritonPythonModel:
         core = {PREPROCESSING_OUTPUTS[name]: array for name, array in tokens.items()}
         for key, name in CORE_INPUTS.items():
             if key in inputs:
-                # Pass scalars as [B, 1]. Inputs with `reshape` in config.pbtxt arrive as [B].
+                # tensorrt_llm needs inputs with one value per row as [B, 1]. Inputs with `reshape`
+                # in config.pbtxt arrive here as [B].
                 core[name] = inputs[key] if inputs[key].ndim > 1 else inputs[key][:, None]
         wanted = {"output_ids", "sequence_length", "batch_index", "sequence_index"}
         wanted.update(request.requested_output_names())

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What this prints, for other sizes of the engine, with /launch/mpirun.sh for mpirun:
+# For other engine sizes, replace the command below by the output of this, with /launch/mpirun.sh for mpirun:
 #   gateway triton launch --world-size 16 --model-repo /models/repository \
 #     --tritonserver /launch/tritonserver.sh --dry-run
 exec /launch/mpirun.sh --allow-run-as-root \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Lets mpirun on the leader in. A session of sshd would not have the image's paths.
+# Runs sshd for mpirun on the leader. A session of sshd does not have the image's paths by default.
 set -eu
 exec /usr/sbin/sshd -D -e -f /launch/sshd_config \
     -o "SetEnv=PATH=$PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"

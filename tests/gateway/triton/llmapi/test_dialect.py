@@ -121,7 +121,7 @@ async def test_admins_are_told_once_of_a_model_that_may_end_triton(
     ):
         [replica] = service.replicas
         servicer.ready = False
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while replica.ready:
                 await asyncio.sleep(0.01)
             servicer.ready = True
@@ -147,7 +147,7 @@ async def test_what_is_left_before_it_came_whole_is_charged(tokenizer_dir: Path)
             asked = len(servicer.requests)
             body = {"model": "m", "prompt": "xyz", "max_tokens": limit}
             request = asyncio.create_task(client.post("/v1/completions", json=body))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while len(servicer.requests) == asked:
                     await asyncio.sleep(0.01)
                 clock.leap(20)
@@ -277,7 +277,7 @@ async def test_the_oldest_dialect_is_left_by_a_reset_alone(tokenizer_dir: Path) 
     ):
         body = {"model": "m", "prompt": "x", "stop": ["b"]}
         answer = (await client.post("/v1/completions", json=body)).json()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not servicer.cancelled:
                 await asyncio.sleep(0.01)
         [capabilities] = service.replicas.capabilities
@@ -310,7 +310,7 @@ async def test_what_cannot_be_driven_says_why(
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, ready=False, **settings) as (client, service, _),
     ):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while why not in service.replicas.why_not_ready:
                 await asyncio.sleep(0.01)
         assert (await client.get("/health/ready")).status_code == 503

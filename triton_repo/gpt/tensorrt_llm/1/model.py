@@ -27,9 +27,9 @@ DEFAULT_PERIOD_MS = 100
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """A Triton request whose rows were passed to the executor.
+    """A Triton request whose rows were passed to the executor as separate requests.
 
-    `rows` maps the executor's request id of each row to the pad id that fills up the row's output.
+    `rows` maps the executor's request id of each row to the token id that pads the row's output.
     """
 
     request: Any
@@ -54,8 +54,8 @@ class TritonPythonModel:
         )
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # This process is a worker rank of an MPI job. Inside this call, it serves the leader
-            # rank until the leader shuts down.
+            # This process is a worker rank of an MPI job. `shutdown` returns only when the leader
+            # rank shuts down. Until then, the worker computes for the leader.
             self._executor.shutdown()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -122,8 +122,8 @@ def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
         log_probs = _pad(values, [0.0] * len(values), np.float32)
         arrays["log_probs"] = np.ascontiguousarray(log_probs.transpose(0, 2, 1))
     requested = accepted.request.requested_output_names()
-    # Omit outputs that the client did not request: Triton 2.51 frees such outputs without holding
-    # the interpreter's lock.
+    # Omit outputs that the client did not request. Triton 2.51 frees such outputs without holding
+    # the interpreter's lock, which can crash this process.
     return pb_utils.InferenceResponse(
         [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in requested]
     )

@@ -2,12 +2,12 @@
 
 Each response has the complete text so far. Where TensorRT-LLM is not installed,
 `triton_repo.cpu_executor.llmapi` provides the same classes on the CPU. `triton_config.behaves_as`
-in model.yaml names a release. Clients see the behaviour of upstream's model in that release.
+in model.yaml names a release of upstream's model, whose behaviour this model imitates.
 
 One thread with an event loop does all the work: it sends requests to the engine, sends responses,
 and polls for disconnected clients. `execute` only passes requests to this thread. Triton 2.51
-crashes if a sender is polled while its final response is sent, or afterwards. A single thread
-prevents this.
+crashes if `is_cancelled` of a response sender is called while the final response is sent, or
+afterwards. A single thread prevents both.
 
 See decision 049 in docs/decisions.
 """
@@ -66,8 +66,8 @@ class TritonPythonModel:
         if (count := config["instance_group"][0]["count"]) != 1:
             raise pb_utils.TritonModelException(f"instance_group.count: found {count}; allowed: 1")
         settings = read_settings()
-        # Ask Triton whether the model is decoupled, and ignore model.yaml: Triton may not have
-        # called `auto_complete_config`.
+        # Ask Triton whether the model is decoupled. The setting in model.yaml has no effect if
+        # Triton did not call `auto_complete_config`.
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._behaviour = settings.behaviour
         self._period = settings.cancellation_check_period

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# For each output: the field of `request_perf_metrics` that has its value.
+# Maps each output to the field of `request_perf_metrics` that has the output's value.
 METRICS = {
     "kv_cache_reused_block": "kv_cache_metrics.num_reused_blocks",
     "kv_cache_missed_block": "kv_cache_metrics.num_missed_blocks",
@@ -27,7 +27,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def build_response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
-    """Return a response with the complete text so far, the `optional` outputs, and metrics if any.
+    """Return a response with the complete text so far, the `optional` outputs, and any metrics.
 
     As in upstream's model, all outputs are BYTES of shape [1]. Numbers are decimal text, and a
     missing value is the text "None". Times are in nanoseconds on the engine's clock.
@@ -35,8 +35,8 @@ def build_response(output: Any, optional: Collection[str], wanted: Collection[st
     Args:
         output: the `RequestOutput`.
         optional: names of further outputs to include.
-        wanted: names of the outputs that the client requested. All others are omitted, because
-            Triton 2.51 frees unrequested outputs without holding the interpreter's lock.
+        wanted: names of the outputs that the client requested. All others are omitted: Triton 2.51
+            frees unrequested outputs without the interpreter's lock, which can crash this process.
     """
     completion = output.outputs[0]
     values = {"text_output": completion.text}

@@ -25,9 +25,8 @@ class Behaviour:
     """True if a stream ends with an extra response that has only the final flag, without text."""
 
 
-# Behaviour of upstream's llmapi model in three versions. `main` is upstream's main branch since
-# September 2026, `1.3` is the development branch from May to September 2026, and `1.2` is the
-# release.
+# Behaviour of upstream's llmapi model in three versions: `main` is upstream's main branch since
+# September 2026. `1.3` is the development branch from May to September 2026. `1.2` is release 1.2.
 BEHAVIOURS = {
     "main": Behaviour(),
     "1.3": Behaviour(answers_early_errors=False, empty_final=True),
