@@ -103,7 +103,7 @@ async def test_one_tenant_waits_with_no_more_than_its_own_room(
 
 
 async def test_a_tenant_has_no_more_than_so_many_jobs(make: Callable[..., FairThread]) -> None:
-    async with Held(make(max_tenant_jobs=2)) as held:
+    async with asyncio.timeout(60), Held(make(max_tenant_jobs=2)) as held:
         await held.ask("a", "a")
         await held.ask("a", "second of a")
         refused = await held.ask("a", "third of a")
