@@ -66,7 +66,7 @@ class Checker:
         """Create the checker.
 
         `release` is the release of xgrammar in the engines. If it is empty, the costs
-        `guides.releases.NEWEST` are used, which suit any release since 0.1.25.
+        `guides.releases.NEWEST` are used, which suit all releases from 0.1.25 to 0.1.33.
         """
         self._costs = find_costs(release)
         self._bytes = LLTokenizer("byte")

@@ -31,9 +31,9 @@ class HostedTool(NamedTuple):
 def find_meant_type(kind: str) -> str | None:
     """Return `function` or `custom` if `kind` looks like a misspelling of that type; else None.
 
-    A misspelling consists of the same letters as the type, in any order. At most one letter may be
-    missing or added. Without this check, a client's own tool with a misspelled type would be left
-    out like a hosted tool.
+    A misspelling has the same set of letters as the type, except for at most one letter. The order
+    and the repetition of letters are ignored. Without this check, a client's own tool with a
+    misspelled type would be left out like a hosted tool.
     """
     if len(kind) > _MAX_MISSPELLED_CHARS:
         return None

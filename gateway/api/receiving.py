@@ -72,7 +72,7 @@ async def receive(
     async with Intake(request, tenant) as intake:
         # Refuse a request above the tenant's limits before its body is read.
         with await service.accounting.count(tenant, slots=1) as reservation:
-            await service.replicas.wait_until_back()
+            await service.replicas.wait_until_back(tenant.name if tenant else "")
             wanted, hints, unknown = await intake.read(parse)
             if unknown:
                 service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")

@@ -22,6 +22,9 @@ from guides.kinds import MAX_CHARS, Backend, Verdict
 # Maximum number of characters of all guides that wait to be compiled. The first limit is for all
 # tenants together, and the second limit is for one tenant.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
+# Maximum number of a tenant's guides that wait to be compiled. A guide takes at most a few seconds,
+# and each of the waiting requests holds a connection.
+_MAX_TENANT_WAITING = 128
 # Limits of the cache of `Verdict` objects: the number of entries, and the number of characters in
 # their texts. An entry takes about 200 bytes, plus the text of a rewritten schema.
 _MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
@@ -46,7 +49,11 @@ class GuideCheck:
         self._strict = strict
         self._process = GuideProcess(release)
         self._turns = FairThread(
-            "guides", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS, waits_to_be="compiled"
+            "guides",
+            _MAX_WAITING_CHARS,
+            _MAX_TENANT_WAITING_CHARS,
+            _MAX_TENANT_WAITING,
+            waits_to_be="compiled",
         )
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._cached_chars = 0

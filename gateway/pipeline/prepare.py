@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 
-from gateway.errors import EngineUnavailable, InvalidRequest
+from gateway.errors import ClientDeadline, EngineUnavailable, InvalidRequest, RequestTimeout
 from gateway.generation.batch import Batch
 from gateway.generation.engine_request import Generation
 from gateway.generation.options import MAX_CHOICES, MAX_SEED, Options
@@ -34,14 +34,16 @@ async def prepare(
         ContextLengthExceeded: a prompt is so long that no token can be generated.
         InvalidRequest: too many choices, a token id outside the vocabulary, or an invalid guide
             (JSON schema, regular expression or grammar).
-        Overloaded: too much text waits to be tokenized.
+        Overloaded: too much text waits to be tokenized, or too many guides wait to be compiled.
+        RequestTimeout, ClientDeadline: the request's time ended before its guide was compiled.
         EngineUnavailable: no replica that can run the request is ready.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
     _check_ids(service, options)
     kinds = service.replicas.variants
-    able, options = await _select_variants(service, kinds, options, chat=chat)
+    timeout_s = options.caller.timeout_s or service.settings.request_timeout
+    able, options = await _select_variants(service, kinds, options, timeout_s, chat=chat)
     fitted: list[FittedPrompt] = []
     for each in prompts:
         if fitted:
@@ -54,7 +56,6 @@ async def prepare(
     # Do not use an id that a client has sent: the engine needs unique ids, and several clients may
     # send the same id.
     request_id = secrets.token_hex(16)
-    timeout_s = options.caller.timeout_s or service.settings.request_timeout
     # Number of characters to tokenize. Each bad word is encoded twice: with and without a space.
     chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
     make = partial(_build_generations, service, request_id, fitted, options)
@@ -73,7 +74,12 @@ async def prepare(
 
 
 async def _select_variants(
-    service: Service, kinds: Sequence[ModelVariant], options: Options, *, chat: bool
+    service: Service,
+    kinds: Sequence[ModelVariant],
+    options: Options,
+    timeout_s: float,
+    *,
+    chat: bool,
 ) -> tuple[list[ModelVariant], Options]:
     """Return the model variants that support the request, and the options to use with them.
 
@@ -95,7 +101,11 @@ async def _select_variants(
             try:
                 checked = options
                 if backend is not None:
-                    checked = await service.guides.check(options, backend)
+                    async with asyncio.timeout(timeout_s):
+                        checked = await service.guides.check(options, backend)
+            except TimeoutError:
+                late = ClientDeadline if options.caller.timeout_s is not None else RequestTimeout
+                raise late(timeout_s) from None
             except InvalidRequest as error:
                 refusals.note(error)
             else:

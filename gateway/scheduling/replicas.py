@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -32,6 +33,8 @@ _LOOKUP_PERIOD_S = 2.0
 # second, so this covers a few polls.
 _RECOVERY_WAIT_S = 3.0
 _RECOVERY_POLL_S = 0.1
+# Maximum number of a tenant's requests that wait for a replica to come back.
+_MAX_RETURNING_PER_TENANT = 64
 
 
 class Replicas:
@@ -56,6 +59,8 @@ class Replicas:
         """
         self._make = make
         self._replicas: dict[str, Replica] = {}
+        self._returning: Counter[str] = Counter()
+        """Number of requests in `wait_until_back`, by tenant."""
         self._leaving: set[Replica] = set()
         self.slots = SlotPool(self.__iter__, limit)
         self.queued_lanes: Callable[[], Collection[Lane]] = tuple
@@ -186,18 +191,26 @@ class Replicas:
             await asyncio.sleep(_RECOVERY_POLL_S)
         return True
 
-    async def wait_until_back(self) -> None:
+    async def wait_until_back(self, tenant: str) -> None:
         """Wait until a replica accepts new requests, or return after a timeout.
 
         The method waits until 3 s after the last time that a replica became unavailable or was
         added. Within this time, the replica may answer a poll, and the request need not fail.
+        Return at once if many requests of this tenant wait already, as each of them polls.
         """
+        if self.ready or self._returning[tenant] >= _MAX_RETURNING_PER_TENANT:
+            return
         loop = asyncio.get_running_loop()
-        while not self.ready:
-            lost = [r.engine.lost_at for r in self._replicas.values() if r.drained_at is None]
-            if loop.time() >= max(lost, default=-math.inf) + _RECOVERY_WAIT_S:
-                return
-            await asyncio.sleep(_RECOVERY_POLL_S)
+        self._returning[tenant] += 1
+        try:
+            while not self.ready:
+                lost = [r.engine.lost_at for r in self._replicas.values() if r.drained_at is None]
+                if loop.time() >= max(lost, default=-math.inf) + _RECOVERY_WAIT_S:
+                    return
+                await asyncio.sleep(_RECOVERY_POLL_S)
+        finally:
+            self._returning[tenant] -= 1
+            self._returning += Counter()  # drop tenants with a count of 0
 
     def can_take(self, generation: Generation, came: float) -> bool:
         """Return False if the generation has to wait until its adapter is copied to a replica.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -82,8 +83,10 @@ class Access:
         self._records: Records | None = None
         self._keys = _Keys(None, self._own_admin, None)
         self._wrong = WrongKeys()
-        self._names: dict[tuple[str, ...], str] = {}
-        """Cache of `find_tenant_name`: tenants' names by the credentials of a request."""
+        self._names: dict[tuple[str, ...], tuple[str, float]] = {}
+        """Cache of `find_tenant_name`: for the credentials of a request, the tenant's name and the
+        Unix time in seconds at which the key expires.
+        """
         self.uses: dict[str, int] = {}
         """Time at which each issued key was last used, by the key's id.
 
@@ -156,27 +159,29 @@ class Access:
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
         """Return the name of the tenant whose key is in `credentials`. Return "" if unknown.
 
-        The key may have expired. Never admit a request because of this result: call `tenant`, which
-        also checks the expiry.
+        A key that has expired counts as unknown, so its holder cannot use up the tenant's part of a
+        busy gateway. Never admit a request because of this result: call `tenant`, which compares
+        keys in constant time.
         """
         tenants, _, issued = self._keys
         if tenants is None:
             return ""
         asked = tuple(credentials)
-        if (known := self._names.get(asked)) is not None:
-            return known
+        if (known := self._names.get(asked)) is not None and known[1] > time.time():
+            return known[0]
         for given in [
             key_hash(key) for key in _parse_keys(credentials) if len(key) <= _MAX_KEY_CHARS
         ]:
-            found = tenants.get(given)
+            found, expires = tenants.get(given), math.inf
             if found is None and issued is not None and given in issued:
-                found = issued[given][0]
-            if found is not None:
-                self._remember_name(asked, found.name)
+                found, record = issued[given]
+                expires = math.inf if record.expires is None else record.expires
+            if found is not None and expires > time.time():
+                self._remember_name(asked, found.name, expires)
                 return found.name
         return ""
 
-    def _remember_name(self, asked: tuple[str, ...], name: str) -> None:
+    def _remember_name(self, asked: tuple[str, ...], name: str, expires: float) -> None:
         """Cache the tenant's name for these credentials.
 
         Clients can send any text as credentials. To bound the cache's memory, long credentials are
@@ -186,7 +191,7 @@ class Access:
             return
         if len(self._names) >= _MAX_NAMES:
             self._names.clear()
-        self._names[asked] = name
+        self._names[asked] = (name, expires)
 
     def _match_key(self, given: str, tenants: Mapping[str, Tenant]) -> Tenant:
         tenant = tenants.get(given)

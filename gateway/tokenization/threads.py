@@ -91,6 +91,7 @@ class FairThread:
         name: str,
         max_chars: float = math.inf,
         max_tenant_chars: float = math.inf,
+        max_tenant_jobs: float = math.inf,
         after: Callable[[], None] = lambda: None,
         *,
         waits_to_be: str = "tokenized",
@@ -102,6 +103,7 @@ class FairThread:
             name: the thread's name.
             max_chars: maximum number of characters in the queues of all tenants.
             max_tenant_chars: maximum number of characters in the queue of one tenant.
+            max_tenant_jobs: maximum number of jobs in the queue of one tenant.
             after: called in the thread after each job.
             waits_to_be: participle that follows "waits to be" in the error for a full queue.
             rest: pause of the thread after each job, as a multiple of the job's duration.
@@ -109,6 +111,7 @@ class FairThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._max_chars = max_chars
         self._max_tenant_chars = max_tenant_chars
+        self._max_tenant_jobs = max_tenant_jobs
         self._after = after
         self._waits_to_be = waits_to_be
         self._rest = rest
@@ -150,11 +153,11 @@ class FairThread:
 
         If the queues are full, the tenant with the most queued characters loses its last job: the
         call of `run` that waits for this job raises Overloaded. If `tenant` itself has the most
-        queued characters, or exceeds the limit for one tenant, its new job is refused instead.
+        queued characters, or exceeds a limit for one tenant, its new job is refused instead.
         """
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
-        if mine > self._max_tenant_chars:
+        if mine > self._max_tenant_chars or len(own or ()) >= self._max_tenant_jobs:
             raise self._overloaded_error("of this key ")
         if self.waiting_chars + chars <= self._max_chars:
             return

@@ -121,7 +121,8 @@ class ModelCapabilities:
             cannot stream.
         restates_prompt: True if a non-streaming response begins with the prompt.
         stop: the model that takes stop requests for this model; None if there is no such model.
-        passes_cancellation: True if cancelling the call is known to stop the generation.
+        passes_cancellation: True if cancelling the call is known to stop the generation. Always
+            False for models that take stop requests.
         max_batch_size: maximum number of sequences that the engine generates at the same time; None
             if unknown.
         max_seq_len, max_input_len: limits in tokens.

@@ -13,7 +13,7 @@ export const setKey = (given) => (key = given.trim());
 // `ask(reason)` resolves to a key, or to null if the user enters none.
 export const whenKeyIsMissing = (ask) => (askForKey = ask);
 
-// An error response of the API, or of a proxy before it. Status 0: no response.
+// An error response of the API, or of a proxy before it. Status 0: no response, or an incomplete one.
 export class ApiError extends Error {
   constructor(status, { message, param = null, code = null, retryAfter = null }) {
     super(message);

@@ -136,7 +136,7 @@ def test_what_was_done_is_not_told_as_failed(page: OperatorsPage) -> None:
             };
             const { ask } = await import("/web/operators/dialogs.js");
             const done = () => { throw new Error("broken words"); };
-            ask({ title: "Sure?", tells: [], confirm: "Do it", does: async () => null, done });
+            ask({ title: "Sure?", effects: [], confirm: "Do it", does: async () => null, done });
         }"""
     )
     page.confirm("Do it")
@@ -229,7 +229,7 @@ def test_not_live_is_seen_and_ends(browser: Browser, real: OperatedGateway) -> N
             "import('/web/operators/stream.js').then((stream) => stream.start(() => {}))"
         )
         expect(page.page.locator("#link")).to_have_text("Not live")
-        expect(page.page.locator("#broken")).to_contain_text("Not live: Bad Gateway What is shown")
+        expect(page.page.locator("#broken")).to_contain_text("Not live: Bad Gateway The data shown")
         expect(page.row("adapters", "zh")).to_be_visible()
         page.page.unroute(events)
         page.button("Try now").click()

@@ -21,7 +21,7 @@ def cpu_seconds(pid: int | None = None) -> float:
 
 @contextmanager
 def costs_less_than(seconds: float, pid: int | None = None) -> Iterator[None]:
-    """Assert that code uses less CPU time than it would use in `seconds` on a quiet machine.
+    """Assert that code uses less than `seconds` of CPU time of a quiet machine.
 
     The time is that of this thread, or that of the process `pid` and its children.
     """

@@ -2,6 +2,7 @@
 
 ``python -m tests.support.xgrammar_worker FOLDER [VOCABULARY SIZE]`` reads one JSON line ``[kind,
 text]`` per guide. Each output line has the release's error or null, the CPU seconds, and a list.
+Times above 0.2 s are scaled to those of a quiet machine.
 For ``[kind, text, answers]``, the list says which answers the guide accepts, and the tokens must be
 single bytes. The time includes creating a matcher, which computes the grammar's first state. FOLDER
 has the wheel's files. Only the compiled module is imported, as the package needs torch.

@@ -109,7 +109,8 @@ class ScriptCaller:
         """True while Redis is connected and answers in time.
 
         The value becomes False when a request has waited for Redis until the request's timeout. The
-        next answer of Redis makes it True again. While it is False, no request waits for Redis.
+        next answer of Redis makes it True again. While it is False, no further request starts to
+        wait for Redis.
         """
         return self._is_connected and not self._is_late
 

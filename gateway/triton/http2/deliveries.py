@@ -61,10 +61,9 @@ class DeliveryQueue:
         self._due: deque[tuple[float, Receiver | _Callback]] = deque()
         """Queue of (time, delivery). The delivery's messages have waited since this time."""
         self.now = clock
-        """Clock in seconds, of the times that `deliver` gets."""
+        """Clock in seconds. `since` of `add` is a time of this clock."""
         self._ran_at = self._released = 0.0
-        """`_ran_at`: end of the last turn with deliveries. `_released`: end of the last hold.
-        """
+        """`_ran_at`: end of the last turn with deliveries. `_released`: end of the last hold."""
         self._age_s = 0.0
         """Seconds that the oldest message had waited when the last deliveries began."""
         self._is_overloaded: Callable[[], bool] = lambda: False

@@ -140,7 +140,7 @@ function askStop(id, request) {
     title: `Stop this request${request.tenant ? ` of ${request.tenant}` : ""}?`,
     effects: [
       `${request.model ?? "A model"}${where}, for ${age}, with ${count(request.completion_tokens ?? 0, "token")} so far. Its id is ${id}.`,
-      "The engine stops at once, and the slot is free for others. The client gets an error that an operator stopped the request; generated tokens are charged.",
+      "The engine is asked to stop at once; then the slot is free for others. The client gets an error that an operator stopped the request; generated tokens are charged.",
     ],
     confirm: "Stop it",
     danger: true,

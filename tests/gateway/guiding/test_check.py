@@ -8,10 +8,12 @@ import json
 import os
 import signal
 import termios
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +23,8 @@ from gateway.errors import InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.generation.options import Caller, GenerationParams, Guide, Options
 from gateway.guiding.check import GuideCheck
 from guides.kinds import MAX_CHARS
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import running, save_tokenizer
 from tests.support.stopped import stop
 
 WITHIN_S = 300.0
@@ -245,6 +249,26 @@ async def test_no_more_than_so_much_waits(guides: GuideCheck) -> None:
     (await _compiler()).resume()
     results = await asyncio.gather(*large, *more, return_exceptions=True)
     assert {type(result) for result in results} == {InvalidRequest, Overloaded}
+
+
+async def test_a_request_waits_for_its_guide_no_longer_than_its_timeout(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    free = threading.Event()
+    servicer = FakeTriton(tokens=[65], fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        blocked = asyncio.create_task(service.guides._turns.run("other", 1, free.wait))
+        await asyncio.sleep(0)
+        body = {"model": "m", "prompt": "x", "structured_outputs": {"regex": "a"}}
+        try:
+            answer = await client.post(
+                "/v1/completions", json=body, headers={"x-request-timeout": "0.05"}
+            )
+        finally:
+            free.set()
+            await blocked
+        assert answer.status_code == 504
+        assert service.guides._turns.waiting_chars == 0
+        assert servicer.requests == []
 
 
 async def _first_failure(tasks: list[asyncio.Task[Options]]) -> BaseException | None:

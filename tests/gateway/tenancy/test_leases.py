@@ -45,7 +45,7 @@ def _blocks(client: Redis) -> list[bytes]:
 
 
 async def _until_returned(client: Redis) -> None:
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(120):
         while _blocks(client):
             await asyncio.sleep(0.02)
 
@@ -93,7 +93,7 @@ async def test_a_worker_without_requests_returns_its_block(
             limits.settle(Settlement(BUSY, released=1000, used=1000, slots=1))
         assert _blocks(at_redis)
         await _until_returned(at_redis)
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(120):
             while limits._active:  # an idle tenant is forgotten
                 await asyncio.sleep(0.02)
 
@@ -127,7 +127,7 @@ async def test_a_place_that_another_worker_has_spare_is_had(
         assert [decision.refused for decision in taken] == [None] * 100
         assert (await _take(one, ask)).refused == "concurrent_requests"
         two.settle(Settlement(ask, slots=1))
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(120):
             while sum([int(block.split()[4]) for block in _blocks(at_redis)]) == 100:
                 await asyncio.sleep(0)
         assert (await _take(one, ask)).refused is None
@@ -165,7 +165,7 @@ async def test_a_block_is_of_no_use_once_redis_is_lost(redis_server: RedisServer
         for _ in range(100):
             assert (await _take(one, ask)).refused is None
         redis_server.kill()
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(120):
             while one.up or two.up:
                 await asyncio.sleep(0.02)
             assert await one.take(ask) is None

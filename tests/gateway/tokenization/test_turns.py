@@ -102,6 +102,17 @@ async def test_one_tenant_waits_with_no_more_than_its_own_room(
     assert held.done == ["a", "b"]
 
 
+async def test_a_tenant_has_no_more_than_so_many_jobs(make: Callable[..., FairThread]) -> None:
+    async with asyncio.timeout(60), Held(make(max_tenant_jobs=2)) as held:
+        await held.ask("a", "a")
+        await held.ask("a", "second of a")
+        refused = await held.ask("a", "third of a")
+        await held.ask("b", "b")
+        with pytest.raises(Overloaded, match="of this key"):
+            await refused
+    assert held.done == ["a", "b", "second of a"]
+
+
 async def test_where_all_is_full_most_gives_way(make: Callable[..., FairThread]) -> None:
     async with Held(make(max_chars=100, max_tenant_chars=80)) as held:
         await held.ask("much", "much 0", chars=40)
