@@ -20,7 +20,7 @@ def options() -> argparse.ArgumentParser:
         type=Path,
         default=Path(".state"),
         metavar="DIR",
-        help="folder of the `gateway up` that is used without --url (default: .state)",
+        help="folder of the `gateway up` whose URL and admin key are used (default: .state)",
     )
     return where
 

@@ -11,7 +11,6 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import DESKTOP, PATIENCE_MS, PHONE, barriers, looking_at, overflows
-from tests.support.gateway_process import GatewayProcess
 from tests.support.key_dialog import asked_for_key
 from tests.support.local_stack import Stack
 
@@ -125,40 +124,6 @@ def test_what_a_model_writes_stays_text(page: Page) -> None:
         answer = _ask(page, f"Repeat: {hostile}", temperature="0")
         expect(answer).to_contain_text("<")
         assert answer.locator("script, img, b, iframe").count() == 0
-
-
-def test_a_stop_is_seen_through_to_the_engine(page: Page) -> None:
-    _set(page, max_tokens="2000", min_tokens="2000")
-    _prompt(page).fill("Count.")
-    _prompt(page).press("Enter")
-    answer = _answers(page).last
-    expect(answer.locator(".markdown").last).not_to_be_empty()
-    _button(answer, "Stop").click()
-    expect(answer.locator(".stopped")).to_have_text(
-        re.compile(r"^Stopped after .*s\. The engine was free .*s later\.$")
-    )
-    # The stop button below the prompt stops all answers.
-    _button(answer, "Again").click()
-    _button(page.locator("#composer"), "Stop").click()
-    expect(_answers(page).last.locator(".stopped")).to_contain_text("Stopped after")
-
-
-def test_a_connection_that_is_lost_is_told_in_words(
-    browser: Browser, stack: Stack, tmp_path: Path
-) -> None:
-    with (
-        GatewayProcess(tmp_path / "g", stack) as gateway,
-        looking_at(browser, gateway.url, refused=(0,)) as page,
-    ):
-        expect(_models(page).first).to_have_value("demo")
-        _set(page, max_tokens="2000", min_tokens="2000")
-        _prompt(page).fill("Count.")
-        _prompt(page).press("Enter")
-        answer = _answers(page)
-        expect(answer.locator(".markdown").last).not_to_be_empty()
-        gateway.process.kill()
-        expect(answer).to_contain_text("The connection was lost before the end.")
-        expect(answer.locator(".markdown").last).not_to_be_empty()
 
 
 def test_a_connection_that_is_lost_behind_the_end_is_not_told(page: Page) -> None:

@@ -494,20 +494,6 @@ def test_the_focus_stays_with_an_answer_that_is_asked_again_and_stopped(page: Pa
     expect(_button(page, "Again")).to_be_focused()
 
 
-def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:
-    freed = Late(page, "requests/*")
-    _button(page, "Parameters").click()
-    for name in ("max_tokens", "min_tokens"):
-        page.locator(f'[name="{name}"]').fill("2000")
-    _send(page, "Count.")
-    expect(_answers(page).locator(".markdown").last).not_to_be_empty()
-    _button(page, "Stop").last.click()
-    _button(page, "Again").focus()
-    freed.answer()
-    expect(_answers(page).locator(".stopped")).to_contain_text("The engine was free")
-    expect(_button(page, "Again")).to_be_focused()
-
-
 def test_who_copies_twice_sees_the_button_as_it_was(page: Page) -> None:
     page.clock.install()
     same = page.evaluate_handle(
