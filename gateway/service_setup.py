@@ -93,7 +93,7 @@ def load_prompts(settings: Settings) -> Prompts:
         raise ConfigurationError(f"GATEWAY_TOKENIZER_DIR: {error}") from error
 
 
-def _beside_deliveries(starts: StartQueue) -> StartQueue:
+def connect_to_deliveries(starts: StartQueue) -> StartQueue:
     """Connect a start queue with the delivery queue of the event loop. Return the start queue.
 
     The start queue has the requests that wait to start; the delivery queue has the tokens to send.
@@ -102,7 +102,7 @@ def _beside_deliveries(starts: StartQueue) -> StartQueue:
     deliveries = delivery_queue()
     # While the tokens of running requests are sent late, start fewer new requests.
     starts.yield_to(lambda: deliveries.is_late)
-    deliveries.gather_while(lambda: starts.is_refusing)
+    starts.on_refusal = lambda: deliveries.gather_while(lambda: starts.is_refusing)
     return starts
 
 
@@ -130,7 +130,7 @@ async def run_service(
     Raises:
         ConfigurationError: The configuration file or a setting is wrong.
     """
-    starts = _beside_deliveries(starts or StartQueue())
+    starts = connect_to_deliveries(starts or StartQueue())
     metrics = Metrics()
     mapped = MappedModels()
     configuration = load_configuration_file(settings, workers, mapped.check)

@@ -161,6 +161,8 @@ class StartQueue:
         """Number of refused requests and of started requests in the measured time."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
+        self.on_refusal: Callable[[], object] = lambda: None
+        """Called for each refused request."""
         self._refused_at = -math.inf
         self._has_refused = False
         """True if a request was refused since the queue was last empty."""
@@ -255,6 +257,7 @@ class StartQueue:
         self._refused_count += 1
         self._has_refused = True
         self._asked += work
+        self.on_refusal()
         return self._expected_s(queue.work + work)
 
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:

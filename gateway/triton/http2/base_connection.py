@@ -133,9 +133,11 @@ class BaseConnection(asyncio.Protocol):
             data = self._rest + data
         try:
             self._rest = data[self._consume(data) :]
-            self._paused_since = self._deliveries.now() if large else None
             if large:
+                self._paused_since = self._deliveries.now()
                 self._deliveries.call_after(self._resume_reading)
+            elif self._paused_since is not None:
+                self._paused_since = None
         except ConnectionFault as fault:
             log.warning("the server broke the HTTP/2 protocol: %s", fault)
             self.close(str(fault), fault.code)

@@ -66,14 +66,16 @@ class DeliveryQueue:
         """`_ran_at`: end of the last turn with deliveries. `_released`: end of the last hold."""
         self._age_s = 0.0
         """Seconds that the oldest message had waited when the last deliveries began."""
-        self._is_overloaded: Callable[[], bool] = lambda: False
+        self._is_overloaded: Callable[[], bool] | None = None
         self._hold: asyncio.TimerHandle | None = None
         self._hold_reads = 0
 
     def gather_while(self, is_overloaded: Callable[[], bool]) -> None:
-        """Hold messages back for `_HOLD_S` seconds at a time while `is_overloaded` returns True.
+        """Hold messages back for `_HOLD_S` seconds at a time until `is_overloaded` returns False.
 
-        Several messages of a stream are then delivered together.
+        Several messages of a stream are then delivered together. Call this method again at the next
+        overload: without overload, `is_overloaded` is not called, which would take a twelfth of the
+        instructions for a token.
         """
         self._is_overloaded = is_overloaded
 
@@ -88,8 +90,11 @@ class DeliveryQueue:
         because it only wakes the task.
         """
         due = self._due
-        holds = not due and self._is_overloaded()
-        if not due and not holds and (len(calls) == 1 or len(calls) <= self._per_turn):
+        if not due and len(calls) == 1 and self._is_overloaded is None:
+            calls[0].deliver()
+            return
+        holds = self._is_overloaded is not None and not due and self._must_hold()
+        if not due and not holds and len(calls) <= self._per_turn:
             for call in calls:
                 call.deliver()
             return
@@ -105,6 +110,11 @@ class DeliveryQueue:
                 loop.call_soon(self._run)
         read_at = self.now() if since is None else since
         due.extend([(read_at, call) for call in calls])
+
+    def _must_hold(self) -> bool:
+        if self._is_overloaded is not None and not self._is_overloaded():
+            self._is_overloaded = None
+        return self._is_overloaded is not None
 
     def call_after(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a later loop iteration, after all deliveries that were added before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from gateway.scheduling.start_queue import (
     StartQueue,
     work_of,
 )
+from gateway.service_setup import connect_to_deliveries
+from gateway.triton.http2.deliveries import delivery_queue
 
 LONG_TURN_S = 0.01
 SETTLE_S = 4
@@ -367,6 +370,38 @@ def test_a_queue_refuses_while_much_more_is_asked_for_than_begins(loop: Loop) ->
         loop.turn(LONG_TURN_S)
     loop.turn(2.0)
     assert not loop.queue.is_refusing
+
+
+async def test_tokens_are_gathered_while_the_queue_refuses_and_not_afterwards(loop: Loop) -> None:
+    """The service connects the queue to the deliveries of tokens in the same event loop."""
+    connect_to_deliveries(loop.queue)
+    deliveries = delivery_queue()
+    delivered = 0
+
+    class Message:
+        is_awaited = False
+
+        def deliver(self) -> None:
+            nonlocal delivered
+            delivered += 1
+
+    deliveries.add([Message()])
+    assert delivered == 1
+    while not loop.queue.is_refusing:
+        for _ in range(3 * MAX_TURN_WORK):
+            loop.ask()
+        loop.turn(LONG_TURN_S)
+    loop.turn(2.0)
+    deliveries.add([Message()])  # finds that the queue refuses no more
+    assert delivered == 2
+    while not loop.queue.is_refusing:
+        for _ in range(3 * MAX_TURN_WORK):
+            loop.ask()
+        loop.turn(LONG_TURN_S)
+    deliveries.add([Message()])
+    assert delivered == 2
+    while delivered == 2:
+        await asyncio.sleep(0)
 
 
 def test_requests_that_look_expensive_do_not_make_the_queue_refuse(loop: Loop) -> None:
