@@ -55,8 +55,12 @@ def test_each_metric_comes_once_with_what_each_worker_has_of_it() -> None:
 def test_to_join_pages_takes_less_than_to_write_one() -> None:
     """Joining must be cheap: it blocks the event loop, and admin ports need no key for a scrape."""
     registry = _metrics(TENANTS).registry
-    began = time.process_time()
-    text = generate_latest(registry).decode()
-    written = time.process_time()
-    _page(dict.fromkeys(range(4), text))
-    assert time.process_time() - written < written - began
+    writing, joining = [], []
+    for _ in range(5):
+        began = time.process_time()
+        text = generate_latest(registry).decode()
+        written = time.process_time()
+        _page(dict.fromkeys(range(4), text))
+        writing.append(written - began)
+        joining.append(time.process_time() - written)
+    assert min(joining) < min(writing)
