@@ -74,7 +74,7 @@ class DeliveryQueue:
         """Hold messages back for `_HOLD_S` seconds at a time until `is_overloaded` returns False.
 
         Several messages of a stream are then delivered together. Call this method again at the next
-        overload: without overload, `is_overloaded` is not called, which would take a twelfth of the
+        overload: without overload, tokens do not call `is_overloaded`, which would take 4 % of the
         instructions for a token.
         """
         self._is_overloaded = is_overloaded
@@ -93,7 +93,7 @@ class DeliveryQueue:
         if not due and len(calls) == 1 and self._is_overloaded is None:
             calls[0].deliver()
             return
-        holds = self._is_overloaded is not None and not due and self._must_hold()
+        holds = not due and self._must_hold()
         if not due and not holds and len(calls) <= self._per_turn:
             for call in calls:
                 call.deliver()
@@ -112,9 +112,12 @@ class DeliveryQueue:
         due.extend([(read_at, call) for call in calls])
 
     def _must_hold(self) -> bool:
-        if self._is_overloaded is not None and not self._is_overloaded():
+        if self._is_overloaded is None:
+            return False
+        if not self._is_overloaded():
             self._is_overloaded = None
-        return self._is_overloaded is not None
+            return False
+        return True
 
     def call_after(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a later loop iteration, after all deliveries that were added before.

@@ -250,7 +250,7 @@ def test_max_utilization_without_chunking_refuses_long_streams(tmp_path: Path) -
 
 
 def test_long_prompts_do_not_hold_up_the_others(tmp_path: Path) -> None:
-    with start_golden(tmp_path) as executor:
+    with start_golden(tmp_path, least_iteration_ms=20) as executor:
         (first,) = executor.enqueue_requests([request(PROMPT[:20], 60)])
         assert executor.await_responses(first, 10.0)
         executor.enqueue_requests([request(PROMPT * 3, 2)])

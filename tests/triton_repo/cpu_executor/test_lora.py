@@ -269,7 +269,9 @@ def cache_for(adapters: float, engine: Path) -> trtllm.PeftCacheConfig:
 
 def test_idle_adapters_are_evicted_and_running_ones_never(tmp_path: Path, engine: Path) -> None:
     whole = dict.fromkeys(range(1, 8), 8)
-    with start_golden(tmp_path, peft_cache_config=cache_for(2.5, engine)) as executor:
+    # 400 steps of 20 ms: both long requests run on while a third is refused.
+    settings = {"peft_cache_config": cache_for(2.5, engine), "least_iteration_ms": 20}
+    with start_golden(tmp_path, **settings) as executor:
 
         def ask(task_id: int, *, weights: bool, tokens: int = 2) -> trtllm.Request:
             parts = factors(engine, task_id, whole) if weights else None

@@ -26,25 +26,27 @@ from triton_repo.cpu_executor.llama import Llama
 
 PROMPT = golden_prompt()
 GREEDY = golden_greedy()
+STEP_MS = 100
 
 
-def test_cancelled_requests_end_normally_without_ids(executor: trtllm.Executor) -> None:
+def test_cancelled_requests_end_normally_without_ids(tmp_path: Path) -> None:
     asked = [request(PROMPT, 350), request(PROMPT, 350, streaming=False)]
-    ids = executor.enqueue_requests(asked)
-    assert executor.await_responses(ids[0], timeout=60.0)
-    for _ in range(3):
-        for i in ids:
-            executor.cancel_request(i)
-    streamed, whole = gather(executor, ids)
+    with start_golden(tmp_path, least_iteration_ms=STEP_MS) as executor:
+        ids = executor.enqueue_requests(asked)
+        assert executor.await_responses(ids[0], timeout=60.0)
+        for _ in range(3):
+            for i in ids:
+                executor.cancel_request(i)
+        streamed, whole = gather(executor, ids)
+        executor.cancel_request(ids[0])
+        executor.cancel_request(10**9)
+        assert run(executor, request(PROMPT, 2))[0].tokens() == GREEDY[:2]
     assert streamed.last.output_token_ids == [[]]
     assert whole.last.output_token_ids == [PROMPT]
     for output in (streamed, whole):
         assert output.error is None
         assert output.last.is_final
         assert output.last.finish_reasons == [FinishReason.CANCELLED]
-    executor.cancel_request(ids[0])
-    executor.cancel_request(10**9)
-    assert run(executor, request(PROMPT, 2))[0].tokens() == GREEDY[:2]
 
 
 def test_cancelled_samples_each_get_a_response(executor: trtllm.Executor) -> None:
@@ -102,7 +104,8 @@ def test_logits_need_the_engine_flags(tmp_path: Path) -> None:
 
 
 def test_queue_limit_counts_samples_and_refuses_all_or_nothing(tmp_path: Path) -> None:
-    with start_golden(tmp_path, max_queue_size=3, max_batch_size=1) as executor:
+    settings = {"max_queue_size": 3, "max_batch_size": 1, "least_iteration_ms": STEP_MS}
+    with start_golden(tmp_path, **settings) as executor:
         (running,) = executor.enqueue_requests([request(PROMPT, 300)])
         assert executor.await_responses(running, timeout=60.0)
         queued = executor.enqueue_requests([request(PROMPT, 2)])
@@ -117,16 +120,16 @@ def test_queue_limit_counts_samples_and_refuses_all_or_nothing(tmp_path: Path) -
 
 
 def test_priority_goes_first(tmp_path: Path) -> None:
-    with start_golden(tmp_path, max_batch_size=1) as executor:
+    with start_golden(tmp_path, max_batch_size=1, least_iteration_ms=STEP_MS) as executor:
         (running,) = executor.enqueue_requests([request(PROMPT, 300)])
-        responses = executor.await_responses(running, timeout=60.0)
+        assert executor.await_responses(running, timeout=60.0)
         ids = executor.enqueue_requests([request(PROMPT, 2, priority=p) for p in (0.2, 0.5, 0.9)])
         executor.cancel_request(running)
-        order = []
+        order = list[int]()
         while len(order) < 4:
+            responses = executor.await_responses(timeout=60.0)
             assert responses
             order += [each.request_id for each in responses if each.result.is_final]
-            responses = executor.await_responses(timeout=60.0) if len(order) < 4 else []
         assert order == [running, *reversed(ids)]
 
 
