@@ -40,6 +40,7 @@ The load client counts this character, which occurs nowhere else in a response.
 """
 
 _SERVICE = "/inference.GRPCInferenceService/"
+_MODEL_READY = _SERVICE + "ModelReady"
 _MAX_TOKENS = "sampling_param_max_tokens"
 _OUTPUTS = {"output_ids": (1, 1, 1), "sequence_length": (1, 1), "kv_cache_reused_blocks": (1, 1)}
 _STATISTICS = "return_kv_cache_reuse_stats"
@@ -56,11 +57,11 @@ class Upstream(ScriptedService):
         replies = {
             "ServerLive": pb.ServerLiveResponse(live=True),
             "ServerReady": pb.ServerReadyResponse(ready=True),
-            "ModelReady": pb.ModelReadyResponse(ready=True),
             "ModelConfig": pb.ModelConfigResponse(config=config),
         }
         self._replies = {_SERVICE + name: reply for name, reply in replies.items()}
-        super().__init__(log, {*self._replies, _SERVICE + "ModelStreamInfer"})
+        self._model = config.name
+        super().__init__(log, {*self._replies, _MODEL_READY, _SERVICE + "ModelStreamInfer"})
         self._seed = seed
         self._answers = 0
 
@@ -71,6 +72,12 @@ class Upstream(ScriptedService):
         """
         if (reply := self._replies.get(call.path)) is not None:
             call.send_message(reply.SerializeToString())
+            return
+        if call.path == _MODEL_READY:
+            # No other model is there. A gateway would ask a preprocessing model for token ids again
+            # and again, which would fall into one measurement or another.
+            ready = pb.ModelReadyRequest.FromString(message).name == self._model
+            call.send_message(pb.ModelReadyResponse(ready=ready).SerializeToString())
             return
         request = pb.ModelInferRequest.FromString(message)
         names = [tensor.name for tensor in request.inputs]

@@ -27,7 +27,7 @@ from gateway.observability.request_context import RequestContext
 from gateway.scheduling.fair_budget import Permit
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
-from gateway.tokenization.inputs import InputIds
+from gateway.tokenization.inputs import InputTokenizer
 from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
@@ -37,8 +37,8 @@ FittedModel = ResolvedMapping
 _MAX_PENDING_BATCHES = 4
 """Maximum number of batches of one request that run or wait for a slot at the same time."""
 _MAX_BATCH_BYTES = 1 << 20
-# Texts are tokenized in groups of about this many characters. Short groups are tokenized on the
-# event loop, and longer groups in a thread.
+# Texts are tokenized in groups of at least this many characters, in a thread. A request with fewer
+# characters is one group, which may be tokenized on the event loop.
 _ENCODE_STEP_CHARS = 32 * 1024
 # CPU cost of tokenizing a text in addition to the cost of its characters. The unit is the cost of
 # one character.
@@ -93,24 +93,41 @@ async def encode_texts(
 
     Raise ContextLengthExceeded for an input that is too long.
     """
-    tokenizer, most = model.tokenizer, model.entry.max_tokens
+    tokenizer = model.tokenizer
     if tokenizer is None:
         return MappedInputs([InputRow(texts=each) for each in texts], [0] * len(texts))
-    found: list[InputIds] = []
+    found = MappedInputs([], [])
     for some in _split_steps(texts):
-        if most is not None:
-            for number, each in enumerate(some, len(found)):
-                if any(tokenizer.exceeds(text, most) for text in each):
-                    raise _too_long(param, number, most)
         chars = sum(map(_count_chars, some))
-        encode = partial(tokenizer.encode, some)
-        new = await service.prompts.threads.run(tenant, chars, encode)
-        _check_counts([len(each.ids) for each in new], most, param, len(found))
-        found += new
-    tokens = [len(each.ids) for each in found]
+        encode = partial(_encode_step, tokenizer, model, some, param, len(found.rows))
+        rows, tokens = await service.prompts.threads.run(tenant, chars, encode)
+        found.rows.extend(rows)
+        found.tokens.extend(tokens)
+    return found
+
+
+def _encode_step(
+    tokenizer: InputTokenizer,
+    model: AnyModel,
+    texts: Sequence[tuple[str, ...]],
+    param: str,
+    start: int,
+) -> MappedInputs:
+    """Return the inputs for some of a request's texts; `start` is the index of the first of them.
+
+    Checking and building the rows costs as much as tokenizing short texts, so it is done here too.
+    """
+    most = model.entry.max_tokens
+    if most is not None:
+        for number, each in enumerate(texts, start):
+            if any(tokenizer.exceeds(text, most) for text in each):
+                raise _too_long(param, number, most)
+    encoded = tokenizer.encode(texts)
+    tokens = [len(each.ids) for each in encoded]
+    _check_counts(tokens, most, param, start)
     if model.mapping.texts:
         return MappedInputs([InputRow(texts=each) for each in texts], tokens)
-    return MappedInputs([InputRow(ids=each.ids, types=each.types) for each in found], tokens)
+    return MappedInputs([InputRow(ids=each.ids, types=each.types) for each in encoded], tokens)
 
 
 async def check_ids(
@@ -144,14 +161,13 @@ def _build_rows(given: Sequence[Sequence[int]], known: range) -> list[InputRow]:
 
 
 def _split_steps(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
-    start, chars = 0, 0
+    start, chars, left = 0, 0, sum(map(_count_chars, texts))
     for end, each in enumerate(texts, 1):
         chars += _count_chars(each)
-        if chars >= _ENCODE_STEP_CHARS:
+        if chars >= _ENCODE_STEP_CHARS and left - chars >= _ENCODE_STEP_CHARS:
             yield texts[start:end]
-            start, chars = end, 0
-    if start < len(texts):
-        yield texts[start:]
+            start, chars, left = end, 0, left - chars
+    yield texts[start:]
 
 
 def _count_chars(texts: tuple[str, ...]) -> int:

@@ -18,12 +18,14 @@ from tokenizers import Tokenizer
 
 from gateway.api.openai import generation_request, schemas
 from gateway.pipeline import fit as fit_module
+from gateway.pipeline import mapped_inputs
 from gateway.pipeline.fit import fit as fit_prompt
 from gateway.tokenization.threads import INLINE_CHARS
 from gateway.triton.engine import Engine
 from gateway.triton.token_stream import TokenStream
 from tests.support.fake_triton import INPUTS, FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
+from tests.support.loop_gateway import SentRequest, loop_gateway
 
 MANY = 200_000
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -99,6 +101,19 @@ async def test_many_ids_are_looked_at_off_the_loop(
     async with _gateway(tmp_path, max_seq_len=2 * MANY) as (client, _):
         answer = await _ask(client, "/v1/completions", prompt=prompts, **fields)
         assert answer.json()["error"]["message"] == "prompt: token ids must be 0 to 255."
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("count", [1900, 2048])
+async def test_all_of_many_short_documents_are_tokenized_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The last group of the documents too, however few they are."""
+    body = {"model": "ranker", "query": "a", "documents": ["a"] * count}
+    async with loop_gateway(tmp_path) as gateway:
+        threads = _record_threads(monkeypatch, mapped_inputs, "_encode_step")
+        await gateway.longest_turn(SentRequest("/v1/rerank", orjson.dumps(body)))
     assert threads
     assert threading.get_ident() not in threads
 
