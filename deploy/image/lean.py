@@ -16,8 +16,8 @@ from pathlib import Path
 FOLDERS = ("tests", "f2py", "distutils", "include")
 """Folders to remove. The last three belong to numpy, for compiling extensions."""
 
-PACKAGES = ("grpc/beta", "grpc/framework", "numpy/testing", "tritonclient/http")
-"""Packages to remove: old interfaces of grpc, test helpers, and an unused client."""
+PACKAGES = ("grpc/beta", "grpc/framework", "numpy/random", "numpy/testing", "tritonclient/http")
+"""Packages to remove: old interfaces of grpc, random numbers, test helpers, an unused client."""
 
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),
