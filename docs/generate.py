@@ -27,6 +27,7 @@ from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
 from gateway.api.openai.renamed_parameters import RENAMED
 from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.config.adapter_settings import AdapterSettings
+from gateway.config.database_settings import DatabaseSettings
 from gateway.config.request_settings import RequestSettings
 from gateway.config.settings import (
     ConversationSettings,
@@ -60,13 +61,13 @@ spec:
 # The settings that README.md shows. docs/settings.md has all settings.
 _MAIN_SETTINGS = (
     *("host", "port", "workers", "model_name", "tokenizer_dir", "triton_grpc", "max_seq_len"),
-    *("config", "admin_key", "admin_port", "redis_url", "store_dir"),
+    *("config", "admin_key", "admin_port", "database_url", "redis_url", "store_dir"),
 )
 # Classes of settings, in the order of the sections in docs/settings.md. The docstring of a class is
 # the heading of its section.
 _SETTING_GROUPS = (
     *(ServerSettings, TritonSettings, RequestSettings, TenantSettings, AdapterSettings),
-    *(ConversationSettings, LogSettings),
+    *(DatabaseSettings, ConversationSettings, LogSettings),
 )
 _MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import openapi, queries, tokens
-from gateway.api.admin import adapters, keys, vllm_adapters
+from gateway.api.admin import adapters, audit, keys, vllm_adapters
 from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.busy import BusyDoor
 from gateway.api.console import actions as console_actions
@@ -62,7 +62,7 @@ EXPOSED_HEADERS = [
 _MODULES = (
     *(generations, anthropic, responses, retrieval, conversations),
     *(embeddings, rerank, tokens, models),
-    *(adapters, vllm_adapters, keys),
+    *(adapters, vllm_adapters, keys, audit),
     *(console_requests, console_following, console_actions, console_internal),
     *(ops, openapi, web),
 )

@@ -94,11 +94,13 @@ def _find_store_conditions(service: Service, connections: str) -> Iterator[_Cond
     disk, shared = service.conversations.problems
     yield _Condition("conversations_disk", ERROR, _single(disk))
     yield _Condition("conversations_redis", WARNING, _single(shared))
-    yield _Condition("overrides", WARNING, _single(service.overrides.problem))
-    yield _Condition("overrides_on_disk", ERROR, _single(service.overrides.disk_problem))
+    problem = service.database.problem
+    database_text = f"the database fails: {problem}; what needs it gets 503" if problem else ""
+    yield _Condition("database", ERROR, _single(database_text))
+    yield _Condition("overrides", WARNING, _single(service.overrides.problem), logs=True)
+    yield _Condition("sharing", WARNING, _single(service.sharing.problem), logs=True)
     keys = service.keys
-    yield _Condition("keys", WARNING, _single("" if keys is None else keys.problem))
-    yield _Condition("keys_on_disk", ERROR, _single("" if keys is None else keys.disk_problem))
+    yield _Condition("keys", WARNING, _single("" if keys is None else keys.problem), logs=True)
     yield _Condition("connections", WARNING, _single(connections))
     yield _Condition("busy", WARNING, _single(service.starts.problem), logs=True)
     current = service.configuration.current

@@ -84,12 +84,17 @@ class KeyNotFound(GatewayError):
         self.key_id = key_id
 
 
-class KeysUnavailable(GatewayError):
-    """Keys created over the API cannot be read or changed now."""
+class DatabaseUnavailable(GatewayError):
+    """The gateway's database cannot be used now.
 
+    `why` is the reason. Only operators may read it.
+    """
 
-class OverridesUnavailable(GatewayError):
-    """Weights and drains that admins set for replicas cannot be changed now."""
+    def __init__(
+        self, why: str, message: str = "The gateway's database cannot be used now; try again."
+    ) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class ConversationsUnavailable(GatewayError):

@@ -19,6 +19,7 @@ from gateway.observability.logs import configure_logging
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
 from gateway.service_setup import check_configuration, load_tracer_class
+from gateway.state_setup import check_database
 from lora_store import connect
 
 # Number of new objects after which the garbage collector runs. About a hundred requests create so
@@ -66,6 +67,7 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.log_level, settings.log_format)
     load_server_context(settings)  # report a bad certificate file before anything starts
     load_tracer_class(settings)
+    check_database(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)
     # Report a bad configuration file before anything starts.

@@ -18,11 +18,14 @@ from gateway.config.file import ConfigurationFile
 from gateway.config.mapped import EmbeddingModel, RerankModel
 from gateway.config.settings import Settings
 from gateway.conversations.store import Conversations
+from gateway.database.changes import ChangeFeed
+from gateway.database.database import Database
+from gateway.database.sharing import Sharing
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
-from gateway.overrides.followed import LiveOverrides
+from gateway.overrides.live import LiveOverrides
 from gateway.replica_setup import describe_in_flight_guess, list_targets
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.engine_queue import EngineQueue
@@ -33,7 +36,9 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.access import Access
 from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.issued import IssuedKeys
+from gateway.tenancy.limits.totals import BudgetTotals
 from gateway.tenancy.unknown_models import UnknownModels
+from gateway.tenancy.usage_rows import UsageRows
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.threads import FairThread
 from gateway.troubles import Troubles
@@ -51,6 +56,11 @@ class Service:
     """The shared objects of a gateway process, passed to the code that needs them."""
 
     settings: Settings
+    database: Database
+    sharing: Sharing
+    """Answer to the question if all gateways that share the Redis also share the database."""
+    changes: ChangeFeed
+    """Poller that makes `keys` and `overrides` follow the database."""
     prompts: Prompts
     replicas: Replicas
     overrides: LiveOverrides
@@ -93,6 +103,10 @@ class Service:
     keys: IssuedKeys | None
     """Keys created over the API; None without a configuration file, which defines the tenants."""
     accounting: Accounting
+    budget_totals: BudgetTotals
+    """Usage of budgets in the database, at which Redis continues if it has lost its data."""
+    usage_rows: UsageRows | None
+    """Writer of usage records to the database; None without GATEWAY_USAGE_ROWS_DAYS."""
     conversations: Conversations
     created: int
     """Value of `created` in `/v1/models`: modification time of the tokenizer folder, Unix time.
@@ -155,12 +169,16 @@ class Service:
             tasks.create_task(self._reconcile_replicas())
             tasks.create_task(self.configuration.watch(self.troubles))
             tasks.create_task(self.monitor.follow(self.troubles))
-            tasks.create_task(self.overrides.follow(self.troubles))
+            tasks.create_task(self.sharing.follow(self.troubles))
+            tasks.create_task(self.changes.follow(self.troubles))
             tasks.create_task(self.accounting.record_usage())
+            tasks.create_task(self.budget_totals.follow(self.troubles))
             tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.disks.follow(self.list_disks, self.troubles))
+            if self.usage_rows is not None:
+                tasks.create_task(self.usage_rows.follow(self.troubles))
             if self.keys is not None:
-                tasks.create_task(self.keys.follow())
+                tasks.create_task(self.keys.follow(self.troubles))
             await self.replicas.wait_ready()
             self._warn_of_guessed_settings()
             while not self.started.is_set():

@@ -27,8 +27,6 @@ from gateway.conversations.store import Conversations
 from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
-from gateway.overrides.copies import OverrideCopies
-from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import list_targets, make_replicas
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.engine_queue import EngineQueue
@@ -37,13 +35,10 @@ from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
+from gateway.state_setup import DatabaseState, open_state
 from gateway.tenancy.access import Access, load_configuration_file, warn_if_open
 from gateway.tenancy.accounting import Accounting
-from gateway.tenancy.keys.copies import KeyCopies
-from gateway.tenancy.keys.disk import KeyDisk
-from gateway.tenancy.keys.issued import IssuedKeys
-from gateway.tenancy.keys.shared import SharedKeys
-from gateway.tenancy.limits.budgets import BudgetUsage
+from gateway.tenancy.limits.budgets import BudgetReport, BudgetUsage
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.unknown_models import UnknownModels
@@ -151,16 +146,12 @@ async def run_service(
     try:
         async with (
             _open_adapters(settings, prompts, replicas, mapped) as (adapters, adapter_admin),
-            _open_keys(settings, access, metrics, workers) as keys,
+            open_state(settings, access, replicas, metrics) as state,
             CertificatePoller() as certificates,
-            _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
+            _open_accounting(
+                settings, configuration, metrics, state, certificates.read_now
+            ) as accounting,
             _make_conversations(settings) as conversations,
-            # Begin the folder's name with "@". The quoted names of models' folders never contain
-            # "@", so no model can have the same folder.
-            LiveOverrides(
-                OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
-                replicas.set_overrides,
-            ) as overrides,
         ):
             router = ModelRouter(settings.model_name, adapters, mapped.refuse)
             mapped.adapters = lambda: [record.name for record in adapters.records]
@@ -175,9 +166,12 @@ async def run_service(
             metrics.keeps_words.set(prompts.caches_words)
             service = Service(
                 settings=settings,
+                database=state.database,
+                sharing=state.sharing,
+                changes=state.changes,
                 prompts=prompts,
                 replicas=replicas,
-                overrides=overrides,
+                overrides=state.overrides,
                 admission=admission,
                 starts=starts,
                 body_budget=_make_byte_budget(
@@ -210,8 +204,10 @@ async def run_service(
                 ),
                 configuration=configuration,
                 access=access,
-                keys=keys,
+                keys=state.keys,
                 accounting=accounting,
+                budget_totals=state.totals,
+                usage_rows=state.usage_rows,
                 conversations=conversations,
                 created=int(os.stat(settings.tokenizer_dir).st_mtime),
                 tracer=tracer,
@@ -234,23 +230,6 @@ async def run_service(
         prompts.close()
 
 
-@asynccontextmanager
-async def _open_keys(
-    settings: Settings, access: Access, metrics: Metrics, workers: Path | None
-) -> AsyncIterator[IssuedKeys | None]:
-    if settings.config is None:
-        yield None
-        return
-    shared = None
-    if settings.redis_url is not None:
-        shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # Begin the folder's name with "@". The quoted names of models' folders never contain "@", so no
-    # model can have the same folder.
-    disk = KeyDisk(settings.store_dir / "@keys")
-    async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
-        yield keys
-
-
 def _make_conversations(settings: Settings) -> Conversations:
     return Conversations(
         settings.store_dir / "@conversations",
@@ -267,6 +246,7 @@ async def _open_accounting(
     settings: Settings,
     configuration: ConfigurationFile,
     metrics: Metrics,
+    state: DatabaseState,
     on_hangup: Callable[[], None],
 ) -> AsyncIterator[Accounting]:
     """Yield the accounting of limits and usage.
@@ -288,6 +268,8 @@ async def _open_accounting(
         metrics.count_usage(usage)
         if log is not None:
             log.write(usage)
+        if state.usage_rows is not None:
+            state.usage_rows.add(usage)
 
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
@@ -303,6 +285,11 @@ async def _open_accounting(
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         standings = BudgetUsage()
         metrics.export_budgets(configuration, standings)
+
+        def on_budget(report: BudgetReport) -> None:
+            standings.update(report)
+            state.totals.update(report)
+
         shared = None
         if settings.config is not None and settings.redis_url is not None:
             shared = SharedLimits(
@@ -310,7 +297,8 @@ async def _open_accounting(
                 metrics.limits_shared.set,
                 timeout_s=settings.redis_timeout,
                 on_refused=metrics.limits_refused.inc,
-                on_budget=standings.update,
+                on_budget=on_budget,
+                totals=state.totals.get_totals,
             )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal, standings, metrics.limits_alone.inc)
@@ -319,7 +307,7 @@ async def _open_accounting(
             limits,
             record,
             settings.model_name,
-            logs_anonymous=log is not None,
+            logs_anonymous=log is not None or state.usage_rows is not None,
             log_problem=lambda: "" if log is None else log.problem,
         )
         yield accounting

@@ -15,6 +15,7 @@ from typing import NoReturn
 from ops.commands import (
     bench,
     client,
+    database,
     engine,
     identity,
     import_,
@@ -31,6 +32,7 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
     ("serve", serve, "run the gateway alone"),
     ("key", key, "make and check keys of tenants"),
     ("lora", lora, "add, list and change adapters"),
+    ("database", database, "tables of PostgreSQL, and import of older keys"),
     ("engine", engine, "plan and build a TensorRT-LLM engine"),
     ("import", import_, "engine, repository and settings of a Hugging Face model"),
     ("repo", repo, "make and check Triton's model repository"),

@@ -30,6 +30,7 @@ from ops.local_stack.repository import REPOSITORY
 from tests.support import examples, vector_models
 from tests.support.local_stack import Stack, Up
 from tests.support.patience import PATIENCE_S
+from tests.support.postgresql_server import PostgresqlServer, available, running_postgresql
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.triton_server import LONG_SEQ_LEN, STARVED, long_model
 
@@ -95,7 +96,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _STARTS = re.compile(
     r"\b(?:stack|client|Up|Child|subprocess|browser|playwright|triton_server|fake_triton|redis_server"
     r"|redis_fleet|running_redis|running_sentinels|two_replicas|executor_client|xgrammar_wheels"
-    r"|in_process|loop_gateway|mark\.slow|mark\.nightly)\b"
+    r"|in_process|loop_gateway|postgresql_server|postgresql_url|processes: Processes|mark\.slow"
+    r"|mark\.nightly)\b"
 )
 
 # Comments and docstrings, which name servers and clients that their file may not start.
@@ -307,3 +309,19 @@ def at_shared_redis(shared_redis: RedisServer) -> Iterator[Redis]:
     with shared_redis.client() as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """Yield a PostgreSQL of the newest release, which tests must leave running."""
+    if not available():
+        pytest.skip("PostgreSQL is not installed: make setup")
+    with running_postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresqlServer) -> Iterator[str]:
+    """Yield the URL of an empty database for this test alone."""
+    with postgresql.database() as url:
+        yield url

@@ -29,7 +29,8 @@ ALLOWED: dict[str, str] = {
     "ops.__main__": "ops.cli",
     "ops.cli": "ops.commands",
     "ops.commands": "ops.deployment ops.loadtest ops.client ops.local_stack ops.errors"
-    " gateway.__main__ gateway.config gateway.triton gateway.errors triton_repo.fill_template"
+    " gateway.__main__ gateway.former_state gateway.database gateway.config gateway.triton"
+    " gateway.errors triton_repo.fill_template"
     " lora_store adapters",
     # Deployment, from a checkpoint to a running Triton. It starts processes like the local stack.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
@@ -44,15 +45,16 @@ ALLOWED: dict[str, str] = {
     # The gateway. `service` has all objects that live as long as the process. Modules that handle a
     # request, such as `pipeline`, get it as an argument, so they are above it.
     "gateway.__main__": "gateway.server gateway.http gateway.config",
-    "gateway.server": "gateway.app gateway.api gateway.service_setup gateway.service gateway.http"
+    "gateway.server": "gateway.app gateway.api gateway.service_setup gateway.state_setup"
+    " gateway.service gateway.http"
     " gateway.config gateway.scheduling gateway.observability gateway.memory lora_store",
     "gateway.app": "gateway.api gateway.service_setup gateway.conditions gateway.http"
     " gateway.config gateway.scheduling",
     # Current problems of a service, derived from its state.
     "gateway.conditions": "gateway.service gateway.replica_setup gateway.tenancy",
     # Construction and shutdown of the service. Its users need not import its parts.
-    "gateway.service_setup": "gateway.service gateway.replica_setup gateway.metrics"
-    " gateway.monitor gateway.overrides gateway.tenancy gateway.catalog gateway.conversations"
+    "gateway.service_setup": "gateway.service gateway.state_setup gateway.replica_setup"
+    " gateway.metrics gateway.monitor gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.guiding gateway.config gateway.scheduling gateway.observability"
     " gateway.tokenization gateway.troubles gateway.triton certificates",
     "gateway.api": "gateway.console gateway.monitor gateway.pipeline gateway.service"
@@ -70,19 +72,25 @@ ALLOWED: dict[str, str] = {
     " gateway.tokenization gateway.triton gateway.generation gateway.stops gateway.deltas"
     " gateway.errors",
     "gateway.service": "gateway.replica_setup gateway.metrics gateway.monitor gateway.overrides"
-    " gateway.tenancy gateway.catalog gateway.conversations gateway.guiding"
+    " gateway.tenancy gateway.catalog gateway.conversations gateway.database gateway.guiding"
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors"
     " gateway.troubles",
+    "gateway.state_setup": "gateway.metrics gateway.former_state gateway.overrides gateway.tenancy"
+    " gateway.database gateway.config gateway.scheduling",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
-    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.conversations"
+    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.conversations gateway.database"
     " gateway.config gateway.scheduling gateway.stops gateway.triton",
     # Running and ended requests, for the console and the API.
     "gateway.monitor": "gateway.observability gateway.generation gateway.stops gateway.troubles"
     " adapters",
+    # What the release before stored in Redis and in files, until it is in the database.
+    "gateway.former_state": "gateway.overrides gateway.tenancy gateway.database"
+    " gateway.scheduling gateway.errors lora_store",
     # Replica settings that admins change at run time.
-    "gateway.overrides": "gateway.scheduling gateway.errors gateway.troubles lora_store",
-    "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
+    "gateway.overrides": "gateway.database gateway.scheduling gateway.errors",
+    "gateway.tenancy": "gateway.catalog gateway.database gateway.config gateway.observability"
+    " gateway.generation"
     " gateway.errors gateway.troubles lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
     " gateway.generation gateway.errors gateway.troubles lora_store adapters",
@@ -96,7 +104,10 @@ ALLOWED: dict[str, str] = {
     # Sources of adapters. Only this package downloads files from other machines.
     "gateway.sources": "adapters certificates",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
-    "gateway.observability": "gateway.generation adapters certificates",
+    "gateway.observability": "gateway.database gateway.generation gateway.errors adapters"
+    " certificates",
+    # SQLite and PostgreSQL: connections, transactions, the schema.
+    "gateway.database": "gateway.errors gateway.troubles lora_store",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors"
     " gateway.memory adapters",
     "gateway.triton": "gateway.generation gateway.stops gateway.deltas gateway.errors adapters"
@@ -142,6 +153,7 @@ ORDER = {room: place for place, room in enumerate(ALLOWED)}
 
 # Library -> packages or modules that may import it. `tests` may import all.
 LIBRARIES: dict[str, str] = {
+    "asyncpg": "gateway.database.postgresql",
     "dynamo": "bench.dynamo_worker",
     "fastapi": "gateway.api gateway.app bench.ordinary_gateway",
     "google": "gateway.triton bench",  # protobuf
@@ -158,7 +170,8 @@ LIBRARIES: dict[str, str] = {
     "playwright": "docs",
     "prometheus_client": "gateway.metrics gateway.api docs",
     "psutil": "bench docs",
-    "pydantic": "gateway.api gateway.config gateway.tenancy.keys ops.deployment"
+    "pydantic": "gateway.api gateway.config gateway.former_state gateway.tenancy.keys"
+    " ops.deployment"
     " bench.ordinary_gateway",
     "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",

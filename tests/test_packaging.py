@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
@@ -23,6 +24,9 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 TOOLS: list[str] = PYPROJECT["dependency-groups"]["tools"]
 SBOM: list[str] = PYPROJECT["dependency-groups"]["sbom"]
 EXECUTOR = "triton_repo/cpu_executor"
+MIGRATIONS = {
+    str(path.relative_to(ROOT)) for path in (ROOT / "gateway/database/migrations").glob("*.sql")
+}
 # Requirements that each lock file must contain.
 LOCKS: dict[str, list[str]] = {
     "gateway": PROJECT["dependencies"],
@@ -104,15 +108,17 @@ def test_what_builds_the_project_is_locked() -> None:
     assert {*PYPROJECT["build-system"]["requires"], *hook["dependencies"]} <= set(TOOLS)
 
 
+def _build(kind: str, folder: Path, to: Path) -> Path:
+    """Build the wheel or sdist of a distribution, and return its file."""
+    command = [Path(sys.executable).parent / "hatchling", "build", "-t", kind, "-d", to]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    [built] = to.iterdir()
+    return built
+
+
 def _build_wheel(folder: Path, to: Path) -> set[str]:
     """Return the names of the files in the wheel of a distribution, without its metadata."""
-    subprocess.run(
-        [Path(sys.executable).parent / "hatchling", "build", "-t", "wheel", "-d", to],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    [wheel] = to.glob("*.whl")
+    wheel = _build("wheel", folder, to)
     return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
@@ -127,15 +133,22 @@ def test_the_wheels_hold_the_product_and_its_data(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    # The wheels contain the scripts for Redis, templates and all other tracked files, and no
-    # others.
+    # The wheels contain the scripts for Redis, migrations of the database, templates and all other
+    # tracked files, and no others.
     assert names | executor == {
         name for name in tracked.stdout.splitlines() if name != f"{EXECUTOR}/pyproject.toml"
     }
     assert {name for name in executor if not name.startswith(f"{EXECUTOR}/")} == set()
     assert {name for name in names if name.startswith(f"{EXECUTOR}/")} == set()
     assert {"gateway/tenancy/limits/script.lua", "gateway/conversations/look.lua"} <= names
+    assert MIGRATIONS
+    assert names >= MIGRATIONS
     assert {f"{package}/py.typed" for package in packages} <= names
+
+
+def test_the_sdist_holds_the_migrations(tmp_path: Path) -> None:
+    with tarfile.open(_build("sdist", ROOT, tmp_path / "sdist")) as sdist:
+        assert {name.partition("/")[2] for name in sdist.getnames()} >= MIGRATIONS
 
 
 def test_the_executor_is_of_the_gateways_release() -> None:

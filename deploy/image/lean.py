@@ -16,8 +16,11 @@ from pathlib import Path
 FOLDERS = ("tests", "f2py", "distutils", "include")
 """Folders to remove. The last three belong to numpy, for compiling extensions."""
 
-PACKAGES = ("grpc/beta", "grpc/framework", "numpy/random", "numpy/testing", "tritonclient/http")
-"""Packages to remove: old interfaces of grpc, random numbers, test helpers, an unused client."""
+PACKAGES = (
+    *("asyncpg/_testbase", "grpc/beta", "grpc/framework", "tritonclient/http"),
+    *(f"numpy/{name}" for name in ("fft", "polynomial", "random", "testing")),
+)
+"""Packages to remove: test helpers, old interfaces, an unused client, unused mathematics."""
 
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),

@@ -23,8 +23,8 @@ from gateway.service import Service
 def authenticate_tenant(request: Request) -> Tenant | None:
     """Return the tenant whose key was sent; None if the gateway needs no keys.
 
-    Raise InvalidKey for a missing or wrong key, and KeysUnavailable if a key cannot be checked now.
-    If the gateway needs no keys, raise ForWebsites for a request from another website's page.
+    Raise InvalidKey for a missing or wrong key, and DatabaseUnavailable if a key cannot be checked
+    now. If the gateway needs no keys, raise ForWebsites for a request from another website's page.
     """
     scope = request.scope
     tenant = service_of(scope).access.tenant(credentials_of(scope))
@@ -68,7 +68,7 @@ async def _make_audit(request: Request) -> Audit:
     missing or wrong key.
     """
     _check_port(request)
-    return Audit(_check_admin_key(request))
+    return Audit(_check_admin_key(request), service_of(request.scope).database)
 
 
 async def _get_service_for_admin(

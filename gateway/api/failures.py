@@ -85,8 +85,7 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     errors.ClientDeadlineTooNear: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     errors.AdapterNotReady: ErrorRow(503, _SERVER, "adapter_not_ready", retry_after_s=2),
     errors.LimitsUnavailable: ErrorRow(503, _SERVER, "limits_unavailable", retry_after_s=1),
-    errors.KeysUnavailable: ErrorRow(503, _SERVER, "keys_unavailable", retry_after_s=1),
-    errors.OverridesUnavailable: ErrorRow(503, _SERVER, "overrides_unavailable", retry_after_s=1),
+    errors.DatabaseUnavailable: ErrorRow(503, _SERVER, "database_unavailable", retry_after_s=1),
     errors.ConversationsUnavailable: ErrorRow(
         503, _SERVER, "conversations_unavailable", retry_after_s=1
     ),

@@ -18,8 +18,8 @@ class AdapterSettings(BaseModel):
 
     store_dir: Path = Field(
         Path(".state/adapters"),
-        description="Folder that durably stores all adapter versions, keys made over the API, and "
-        "conversations.",
+        description="Folder that durably stores all adapter versions, conversations and, without "
+        "GATEWAY_DATABASE_URL, the database.",
     )
     store_ephemeral: bool = Field(
         False,
@@ -29,8 +29,8 @@ class AdapterSettings(BaseModel):
     )
     redis_url: str | None = Field(
         None,
-        description="Redis that shares adapters, limits and keys between gateways: redis://, "
-        "rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE/DB, "
+        description="Redis that shares adapters, limits and conversations between gateways: "
+        "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE/DB, "
         "redis+cluster://HOST,HOST (rediss+ for TLS); without it this gateway works "
         "alone with its folder. A private authority is part of the URL: "
         "rediss://HOST:PORT/0?ssl_ca_certs=FILE, as are ssl_certfile and ssl_keyfile "

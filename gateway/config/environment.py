@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -18,7 +18,7 @@ from pydantic_settings import SettingsError
 from adapters.model_files import tokenizer_problems
 from gateway.config.file import ConfigurationError
 from gateway.config.setting_types import is_service_link
-from gateway.config.settings import Settings
+from gateway.config.settings import Settings, StorageSettings
 
 # GATEWAY_* variables that are known but are not settings of the gateway. They are used by `gateway
 # triton launch`, by commands that send requests to a gateway, and by docker-compose.yml.
@@ -42,15 +42,27 @@ def settings_from_environment() -> Settings:
 
     Raise ConfigurationError with one line for each problem.
     """
+    return _load(Settings, _find_missing)
+
+
+def storage_settings_from_environment() -> StorageSettings:
+    """Return the settings of stored data. Raise ConfigurationError like the function above."""
+    return _load(StorageSettings, lambda _: ())
+
+
+S = TypeVar("S", Settings, StorageSettings)
+
+
+def _load(settings_class: type[S], find_missing: Callable[[S], Iterable[str]]) -> S:
     problems = find_unknown_variables()
     try:
-        settings = Settings()  # type: ignore[call-arg]  # pydantic reads the environment
+        settings = settings_class()  # type: ignore[call-arg]  # pydantic reads the environment
     except SettingsError as error:
         problems.append(_describe_json_error(error))
     except ValidationError as error:
         problems += map(_describe_problem, error.errors())
     else:
-        problems += _find_missing(settings)
+        problems += find_missing(settings)
         if not problems:
             return settings
     # Raise outside `except`, so that the traceback does not include pydantic's error, which may

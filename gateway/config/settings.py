@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.config.adapter_settings import AdapterSettings
+from gateway.config.database_settings import DatabaseSettings
 from gateway.config.request_settings import RequestSettings
 from gateway.config.setting_types import AdminKey, Port
 from gateway.config.triton_settings import TritonSettings
@@ -29,7 +30,7 @@ class ServerSettings(BaseModel):
         ge=1,
         le=256,
         description="Processes that serve the port: one for each core that they may use. More "
-        "than one need Redis, through which they share adapters, limits and keys.",
+        "than one need Redis, through which they share adapters, limits and conversations.",
     )
     model_name: str = Field("demo", min_length=1, description="Name of the base model for clients.")
     tokenizer_dir: Path = Field(
@@ -75,6 +76,13 @@ class TenantSettings(BaseModel):
         description="File that gets a line of JSON for each admitted request; created again after "
         "it was renamed or deleted, at once on SIGHUP.",
     )
+    usage_rows_days: int | None = Field(
+        None,
+        ge=1,
+        le=3660,
+        description="Days for which the database stores a row for each admitted request, in the "
+        "table `usage_records`; unset stores none. In PostgreSQL, the role must own the tables.",
+    )
 
 
 class ConversationSettings(BaseModel):
@@ -116,11 +124,29 @@ class LogSettings(BaseModel):
     )
 
 
+def _make_config() -> SettingsConfigDict:
+    return SettingsConfigDict(
+        env_prefix="GATEWAY_",
+        env_ignore_empty=True,
+        frozen=True,
+        # Folder in which containers mount secrets. If GATEWAY_FOO is not set, pydantic reads the
+        # file gateway_foo in this folder.
+        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
+    )
+
+
+class StorageSettings(DatabaseSettings, AdapterSettings, BaseSettings):
+    """The settings of `gateway database`: all of them have defaults."""
+
+    model_config = _make_config() | SettingsConfigDict(extra="ignore")
+
+
 # The order of the base classes determines the order of the fields. Fields of the last base class
 # come first.
 class Settings(
     LogSettings,
     ConversationSettings,
+    DatabaseSettings,
     AdapterSettings,
     TenantSettings,
     RequestSettings,
@@ -130,14 +156,7 @@ class Settings(
 ):
     """Settings of a process. The field `foo` is read from the variable ``GATEWAY_FOO``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="GATEWAY_",
-        env_ignore_empty=True,
-        frozen=True,
-        # Folder in which containers mount secrets. If GATEWAY_FOO is not set, pydantic reads the
-        # file gateway_foo in this folder.
-        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
-    )
+    model_config = _make_config()
 
     @model_validator(mode="after")
     def _check_workers(self) -> Settings:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from gateway.config.limits import LIMITS
 from gateway.config.tenants import Tenant
-from gateway.errors import KeysUnavailable
+from gateway.errors import DatabaseUnavailable
 from gateway.service import Service
 from gateway.tenancy.keys.record import KeyRecord, Uses, key_id
 
@@ -79,10 +79,10 @@ class TenantFacts:
         assert service.keys is not None
         if time.monotonic() - self._uses_read_at > _USES_INTERVAL_S:
             self._uses_read_at = time.monotonic()
-            with suppress(KeysUnavailable):  # on failure, show the last known uses
+            with suppress(DatabaseUnavailable):  # on failure, show the last known uses
                 self._uses = await service.keys.uses()
         by_tenant: dict[str, list[KeyRecord]] = {}
-        with suppress(KeysUnavailable):
+        with suppress(DatabaseUnavailable):
             for record in service.keys.records:
                 by_tenant.setdefault(record.tenant, []).append(record)
         return by_tenant

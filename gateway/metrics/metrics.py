@@ -13,9 +13,11 @@ from gateway.catalog.declared import DeclaredAdapters
 from gateway.catalog.engine_fit import EngineFit
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
+from gateway.database.database import Database
 from gateway.metrics.scraped import (
     BudgetCollector,
     ConversationsCollector,
+    DatabaseCollector,
     DeclaredCollector,
     LoadCollector,
     LoraCollector,
@@ -221,11 +223,6 @@ class Metrics:
             "Tenants whose key in Redis holds an invalid value, which is not changed.",
             registry=self.registry,
         )
-        self.keys_refused = Counter(
-            "gateway_keys_refused_values_total",
-            "Invalid keys in Redis, which are not changed.",
-            registry=self.registry,
-        )
         self.limits_shared = Gauge(
             "gateway_limits_shared",
             "1 while limits are counted in Redis with the other gateways.",
@@ -298,6 +295,10 @@ class Metrics:
         scrapes.
         """
         self.registry.register(DeclaredCollector(declared))
+
+    def export_database(self, database: Database) -> None:
+        """Export if the database works. The values are read when Prometheus scrapes."""
+        self.registry.register(DatabaseCollector(database))
 
     def export_conversations(self, stats: ConversationStats) -> None:
         """Export the conversation store's statistics. They are read when Prometheus scrapes."""

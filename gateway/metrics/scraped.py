@@ -18,6 +18,7 @@ from gateway.catalog.declared import DeclaredAdapters
 from gateway.catalog.engine_fit import EngineFit
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
+from gateway.database.database import Database
 from gateway.scheduling.engine_queue import EngineQueue
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
@@ -120,6 +121,21 @@ class ConversationsCollector(Collector):
         failures.add_metric(["redis"], stats.redis_failures)
         failures.add_metric(["value"], stats.refused_values)
         yield failures
+
+
+class DatabaseCollector(Collector):
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "gateway_database_up",
+            "1 while the database works: its last call has succeeded.",
+            float(not self._database.problem),
+        )
+        yield CounterMetricFamily(
+            "gateway_database_failures", "Failed calls of the database.", self._database.failures
+        )
 
 
 class DeclaredCollector(Collector):

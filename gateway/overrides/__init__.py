@@ -1,5 +1,5 @@
 """Overrides: weights and drains of replicas that an admin sets at run time.
 
-Overrides are stored on disk and, if configured, in Redis. They apply to all workers of a gateway,
-and with Redis to all gateways.
+Overrides are rows of the database, so they apply to all workers of a gateway, and with PostgreSQL
+to all gateways.
 """

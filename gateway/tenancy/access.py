@@ -19,8 +19,8 @@ from gateway.config.file import Check, Configuration, ConfigurationFile, FieldPa
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
 from gateway.errors import (
+    DatabaseUnavailable,
     InvalidKey,
-    KeysUnavailable,
     ModelNotAllowed,
     ModelNotFound,
     SwitchedOff,
@@ -103,7 +103,7 @@ class Access:
         """Replace the keys that were created over the API.
 
         Before the first call, any key that is not in the configuration file may be a valid issued
-        key. `tenant` therefore raises KeysUnavailable for such a key. After the first call,
+        key. `tenant` therefore raises DatabaseUnavailable for such a key. After the first call,
         `tenant` raises InvalidKey for unknown keys.
         """
         if records is not self._records:
@@ -142,19 +142,21 @@ class Access:
 
         Raises:
             InvalidKey: no credential has a valid key.
-            KeysUnavailable: no credential has a key that is known to be valid, but some key cannot
-                be checked now.
+            DatabaseUnavailable: no credential has a key that is known to be valid, but some key
+                cannot be checked now.
         """
         tenants = self._keys.tenants
         if tenants is None:
             return None
-        refusals: list[InvalidKey | KeysUnavailable] = []
+        refusals: list[InvalidKey | DatabaseUnavailable] = []
         for given in _hash_presented_keys(credentials):
             try:
                 return self._match_key(given, tenants)
-            except (InvalidKey, KeysUnavailable) as error:
+            except (InvalidKey, DatabaseUnavailable) as error:
                 refusals.append(error)
-        raise next((error for error in refusals if isinstance(error, KeysUnavailable)), refusals[0])
+        raise next(
+            (error for error in refusals if isinstance(error, DatabaseUnavailable)), refusals[0]
+        )
 
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
         """Return the name of the tenant whose key is in `credentials`. Return "" if unknown.
@@ -207,7 +209,9 @@ class Access:
     def _find_issued(self, given: str) -> Tenant:
         issued = self._keys.issued
         if issued is None:
-            raise KeysUnavailable("This API key cannot be checked now; try again.")
+            raise DatabaseUnavailable(
+                "keys are not loaded yet", "This API key cannot be checked now; try again."
+            )
         found = issued.get(given)
         if found is None or not _is_one_of(given, (found[1].hash,)):
             raise InvalidKey("Incorrect API key provided.")

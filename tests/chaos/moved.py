@@ -2,9 +2,10 @@
 
     python -m tests.chaos.moved [--kind "redis 7" ...] [--failover "one address" ...] [--out DIR]
 
-Two gateways of two workers, a real Triton, and for each case separate Redis servers, of which
-another becomes the primary. The exit code is 1 when a promise was broken. Times are in seconds from
-the moment when clients are directed to another server: by the address, or by most sentinels.
+Two gateways of two workers with one PostgreSQL, a real Triton, and for each case separate Redis
+servers, of which another becomes the primary. The exit code is 1 when a promise was broken. Times
+are in seconds from the moment when clients are directed to another server: by the address, or by
+most sentinels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ops.commands.up import DEMO_ADAPTERS
 from tests.chaos import adapters
 from tests.chaos.adapters import ADMIN_KEY, LIVE
 from tests.chaos.gateway import Gateway, running_gateways
-from tests.chaos.moved_users import KEY, Users
+from tests.chaos.moved_users import KEY, NEED_NO_REDIS, Users
 from tests.support.cluster import Tritons, demo_engine, tritons
 from tests.support.gateway_process import tenant, write_config
 from tests.support.moved_redis import (
@@ -36,7 +37,9 @@ from tests.support.moved_redis import (
     clients_at,
     why_missing,
 )
+from tests.support.postgresql_server import running_postgresql
 from tests.support.redis_fleet import Process
+from tests.support.upgraded_database import upgrade_database
 
 NOTICED_WITHIN_S = 5.0
 _RECOVERED_WITHIN_S = 30.0
@@ -89,6 +92,8 @@ class Case:
             yield f"{name}: noticed after {self.noticed_s:.1f} s: {', '.join(self.last)}"
         if any(count < _REQUESTS for count in self.let_in.values()):
             yield f"{name}: fewer than {_REQUESTS} a minute were let in: {self.let_in}"
+        if failed := {user: n for user, n in self.failures.items() if n and user in NEED_NO_REDIS}:
+            yield f"{name}: changes that need no Redis failed: {failed}"
         yield from self.wrong()
 
     def wrong(self) -> Iterator[str]:
@@ -107,7 +112,10 @@ class Case:
 def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Case]:
     """Run all cases and return them. `folder` receives the logs."""
     cases = []
-    with tritons(folder, demo_engine(folder / "engine"), 1) as triton:
+    with (
+        tritons(folder, demo_engine(folder / "engine"), 1) as triton,
+        running_postgresql() as postgresql,
+    ):
         for kind in kinds:
             for failover in failovers:
                 case = Case(kind, failover)
@@ -116,7 +124,8 @@ def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Ca
                 print(f"{time.strftime('%X')} {kind}, {failover}", flush=True)
                 with (
                     FAILOVERS[failover](binaries()[kind]) as redis,
-                    _gateways(place, triton, redis) as gateways,
+                    postgresql.database() as database,
+                    _gateways(place, triton, redis, database) as gateways,
                 ):
                     endpoint = triton.replicas[0].endpoint
                     asyncio.run(_case(case, gateways, redis, endpoint))
@@ -125,7 +134,7 @@ def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Ca
 
 
 def _gateways(
-    folder: Path, triton: Tritons, redis: MovedRedis | WatchedRedis
+    folder: Path, triton: Tritons, redis: MovedRedis | WatchedRedis, database: str
 ) -> AbstractContextManager[list[Gateway]]:
     tight = [
         tenant(name, f"sk-{name}-key", requests_per_minute=_REQUESTS, concurrent_requests=100)
@@ -133,11 +142,13 @@ def _gateways(
     ]
     # "refuse", because a worker that counts by itself when Redis is slow would admit too many.
     limits = {"when_redis_is_away": {"requests_per_minute": "refuse"}}
+    upgrade_database(database)
     settings = {
         "config": write_config(folder / "config.yaml", tenant("acme", KEY), *tight, limits=limits),
         "admin_port": 0,
         "admin_key": ADMIN_KEY,
         "redis_url": redis.url,
+        "database_url": database,
     }
     return running_gateways("ab", folder, triton, **settings)
 

@@ -1,4 +1,4 @@
-"""Users of Redis, exercised through the HTTP API while the address of Redis moves."""
+"""Users of Redis and of the database, through the HTTP API while the address of Redis moves."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.chaos.gateway import PLAIN, WORKERS, Gateway
 from tests.chaos.questions import CAPITALS, SHORT, text_of
 
 KEY = "sk-acme-key"
+NEED_NO_REDIS = ("keys", "weights and drains")
+"""Names of the users whose changes are rows of the database."""
 _PAUSE_S = 0.25
 # Time until another gateway sees a change: notifications may be lost, and it polls every 0.5 s.
 _LATE_S = 2.0
@@ -33,7 +35,7 @@ class Act:
 
 @dataclass
 class User:
-    """A repeated action on Redis. `act` gets its number and returns True if it is shared."""
+    """A repeated action. `act` gets its number and returns True if other gateways see it."""
 
     name: str
     act: Callable[[int], Awaitable[bool]]

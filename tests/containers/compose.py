@@ -35,9 +35,9 @@ class Project:
         self._files = [word for file in overrides for word in ("--file", file)]
         self._variables = variables
 
-    def __call__(self, *arguments: str) -> str:
+    def __call__(self, *arguments: str, stdin: str = "") -> str:
         command = [*COMPOSE, *self._files, "--project-name", self._name, *arguments]
-        return self._engine.docker(*command, **self._variables)
+        return self._engine.docker(*command, stdin=stdin, **self._variables)
 
     def set(self, **variables: str) -> None:
         """Set variables for the commands that follow."""
@@ -47,8 +47,8 @@ class Project:
         """Start the services, and return when they are healthy."""
         self("up", "--detach", "--wait", "--wait-timeout", GIVE_UP_AFTER, *services)
 
-    def exec(self, service: str, *command: str) -> str:
-        return self("exec", "--no-TTY", service, *command)
+    def exec(self, service: str, *command: str, stdin: str = "") -> str:
+        return self("exec", "--no-TTY", service, *command, stdin=stdin)
 
     def container(self, service: str) -> Any:
         """Return `docker inspect` of the service's only container."""
@@ -58,9 +58,10 @@ class Project:
     def address(self, service: str, network: str) -> str:
         """Return the service's IP address in the network."""
         networks = self.container(service)["NetworkSettings"]["Networks"]
-        return str(networks[self.network(network)]["IPAddress"])
+        return str(networks[self.named(network)]["IPAddress"])
 
-    def network(self, name: str) -> str:
+    def named(self, name: str) -> str:
+        """Return the engine's name for a network or volume of the project."""
         return f"{self._name}_{name}"
 
 

@@ -99,13 +99,12 @@ class Engine:
             "DOCKER_CONFIG": str(FOLDER / "config"),
         }
 
-    def docker(self, *arguments: str | Path, **environment: str) -> str:
+    def docker(self, *arguments: str | Path, stdin: str = "", **environment: str) -> str:
         """Return the output of `docker`. Raises CalledProcessError after printing its stderr."""
         command = ["docker", *(str(argument) for argument in arguments)]
         env = os.environ | self.environment | environment
-        done = subprocess.run(
-            command, env=env, cwd=TREE, capture_output=True, text=True, check=False
-        )
+        pipes: dict[str, Any] = {"input": stdin, "capture_output": True, "text": True}
+        done = subprocess.run(command, env=env, cwd=TREE, check=False, **pipes)
         if done.returncode:
             print(" ".join(command), done.stdout, done.stderr, sep="\n")
             raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)

@@ -64,6 +64,15 @@ class Deployment:
             timeout=PATIENCE_S,
         )
 
+    def make_key(self) -> httpx.Response:
+        """Ask for a new key of the tenant `acme`, and return the answer."""
+        return httpx.post(
+            f"{ADMIN}/v1/keys",
+            headers=bearer(self.admin),
+            json={"tenant": "acme"},
+            timeout=PATIENCE_S,
+        )
+
     def _configuration(self, folder: Path) -> Path:
         folder.mkdir()
         anything = {"models": ["*"]}

@@ -26,6 +26,8 @@ COMPOSE = ("compose", "--file", "docker-compose.yml", "--file", str(HERE / "over
 # Stage of stand_ins/Dockerfile -> image name in docker-compose.yml.
 STAND_INS = {
     "redis": "redis:7.4-bookworm",
+    "postgres": "postgres:18-bookworm",
+    "postgres-15": "postgres:15-bookworm",
     "prometheus": "prom/prometheus:v3.5.0",
     "triton": "stand-in-triton",
 }

@@ -18,6 +18,8 @@ from tests.containers.gpu import Deployment, bearer
 from tests.support.patience import PATIENCE_S
 
 CAPITAL = "The capital of France is"
+SPARE = ("redis", "postgres")
+"""Services that answers of known models to known keys do not need."""
 Up = tuple[Deployment, Project]
 
 
@@ -29,22 +31,22 @@ def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]
         yield deployment, compose
 
 
-@pytest.mark.parametrize("service", ["redis", "triton", "gateway"])
+@pytest.mark.parametrize("service", [*SPARE, "triton", "gateway"])
 def test_killed(up: Up, service: str) -> None:
     """Check that a service killed with SIGKILL is restarted, as after running out of memory."""
     deployment, compose = up
     before = compose.container(service)["State"]
     os.kill(before["Pid"], signal.SIGKILL)
-    answer = _asked(deployment) if service == "redis" else None
+    answer = _asked(deployment) if service in SPARE else None
     _until(lambda: compose.container(service)["State"]["StartedAt"] != before["StartedAt"])
     _until(lambda: _answers(deployment))
-    # The gateway has the adapter's name in memory, so it needs no Redis.
+    # The gateway has the adapter's name and the keys in memory, so it needs no Redis or PostgreSQL.
     assert answer is None or answer.status_code == 200
     assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
     compose.up()  # all services are healthy again
 
 
-@pytest.mark.parametrize("service", ["redis", "triton", "gateway"])
+@pytest.mark.parametrize("service", [*SPARE, "triton", "gateway"])
 def test_paused(up: Up, engine: Engine, service: str) -> None:
     """Check that a pause refuses and closes nothing: waiting requests are answered after it."""
     deployment, compose = up
@@ -53,7 +55,7 @@ def test_paused(up: Up, engine: Engine, service: str) -> None:
         engine.docker("pause", name)
         asked = others.submit(_asked, deployment)
         # Limits and adapter names do not depend on Redis' answer.
-        answered = asked.result(60) if service == "redis" else None
+        answered = asked.result(60) if service in SPARE else None
         time.sleep(3)
         assert answered is not None or not asked.done()
         engine.docker("unpause", name)
@@ -62,14 +64,14 @@ def test_paused(up: Up, engine: Engine, service: str) -> None:
     assert "never retrieved" not in compose("logs", "gateway")
 
 
-@pytest.mark.parametrize("service", ["redis", "triton"])
+@pytest.mark.parametrize("service", [*SPARE, "triton"])
 def test_cut_off(up: Up, engine: Engine, service: str) -> None:
     deployment, compose = up
-    name, network = compose.container(service)["Name"].lstrip("/"), compose.network("engine")
+    name, network = compose.container(service)["Name"].lstrip("/"), compose.named("engine")
     engine.docker("network", "disconnect", network, name)
     try:
         answer = _asked(deployment)
-        if service == "redis":
+        if service in SPARE:
             assert answer.status_code == 200, answer.text
         else:
             assert answer.status_code == 503, answer.text
@@ -90,6 +92,36 @@ def test_cut_off(up: Up, engine: Engine, service: str) -> None:
     assert "never retrieved" not in compose("logs", "gateway")
 
 
+def test_without_the_database(up: Up, engine: Engine) -> None:
+    """Kill PostgreSQL, which Docker then does not restart, and the gateway, which it does."""
+    deployment, compose = up
+    made = deployment.make_key()
+    assert made.status_code == 201, made.text
+    key = made.json()["value"]
+    engine.docker("kill", compose.container("postgres")["Name"].lstrip("/"))
+    try:
+        assert completion("zh", CAPITAL, headers=bearer(key)) == "巴黎"
+        refused = deployment.make_key()
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"] == "database_unavailable"
+        assert "retry-after" in refused.headers
+        assert httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 200
+
+        before = compose.container("gateway")["State"]
+        os.kill(before["Pid"], signal.SIGKILL)
+        _until(lambda: compose.container("gateway")["State"]["StartedAt"] != before["StartedAt"])
+        # This process serves the keys of its file, and knows no others yet.
+        _until(lambda: _answers(deployment))
+        unknown = _asked(deployment, key)
+        assert unknown.status_code == 503, unknown.text
+        assert unknown.json()["error"]["code"] == "database_unavailable"
+    finally:
+        compose.up()
+    _until(lambda: deployment.make_key().status_code == 201)
+    assert completion("zh", CAPITAL, headers=bearer(key)) == "巴黎"
+    assert "never retrieved" not in compose("logs", "gateway")
+
+
 def test_the_gateway_cut_off_from_its_clients(up: Up, engine: Engine) -> None:
     """Disconnect the gateway from its clients' network, and reconnect it.
 
@@ -97,7 +129,7 @@ def test_the_gateway_cut_off_from_its_clients(up: Up, engine: Engine) -> None:
     published port may still work meanwhile, since Docker can route it over the other network.
     """
     deployment, compose = up
-    name, network = compose.container("gateway")["Name"].lstrip("/"), compose.network("edge")
+    name, network = compose.container("gateway")["Name"].lstrip("/"), compose.named("edge")
     asked = {"model": "demo", "prompt": "Count", "max_tokens": 1500, "ignore_eos": True}
     asked["stream"] = True
     headers = bearer(deployment.acme)
@@ -126,9 +158,9 @@ def _metric(name: str) -> float:
     return float(value)
 
 
-def _asked(deployment: Deployment) -> httpx.Response:
+def _asked(deployment: Deployment, key: str = "") -> httpx.Response:
     asked = {"model": "zh", "prompt": CAPITAL, "temperature": 0}
-    headers = bearer(deployment.acme)
+    headers = bearer(key or deployment.acme)
     return httpx.post(f"{API}/v1/completions", json=asked, headers=headers, timeout=60)
 
 

@@ -1,4 +1,4 @@
-"""Full volumes of the gateway, Redis and Triton: stored data is served, and all recover."""
+"""Full volumes of each container: stored data is served, and all recover."""
 
 from __future__ import annotations
 
@@ -59,6 +59,20 @@ def test_redis(up: Up) -> None:
     _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 1)
     assert deployment.add_adapter("again", "zh").status_code == 201
     assert _text(deployment, "again") == "巴黎"
+
+
+def test_postgresql(up: Up) -> None:
+    """Check a full PostgreSQL: as soon as it cannot store keys, they are refused."""
+    deployment, compose = up
+    key = deployment.make_key().json()["value"]
+    with full(compose, "postgres", "/var/lib/postgresql"):
+        # Rows go to allocated pages and files of the log as long as there are any.
+        _until(lambda: deployment.make_key().status_code == 503)
+        assert completion("zh", CAPITAL, headers=bearer(key)) == "巴黎"
+        assert _text(deployment, "zh") == "巴黎"
+        assert httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 200
+    _until(lambda: deployment.make_key().status_code == 201)
+    assert completion("zh", CAPITAL, headers=bearer(key)) == "巴黎"
 
 
 def test_tritons(up: Up) -> None:

@@ -30,13 +30,15 @@ def test_a_rolling_upgrade_loses_no_request(
         old = compose("ps", "--quiet", "gateway").split()
         assert len(old) == 2
         client = engine.docker(
-            *("container", "run", "--detach", "--network", compose.network("edge")),
+            *("container", "run", "--detach", "--network", compose.named("edge")),
             *("--volume", f"{CLIENT}:/client.py:ro", "--env", f"KEY={deployment.acme}"),
             *(PYTHON, "python3", "-u", "/client.py", "http://gateway:9000"),
         ).strip()
         try:
             _until_counted(engine, client, 20)
             compose.set(GATEWAY_IMAGE=NEXT)
+            # The tables first. The old gateways continue to use them.
+            compose("run", "--rm", "database-upgrade")
             _scale(compose, 4)  # starts two healthy containers of the new image
             for container in old:
                 engine.docker("stop", "--time", "45", container)

@@ -88,8 +88,9 @@ def pods(manifests: list[Object]) -> list[Pod]:
     ]
 
 
-def containers(manifests: list[Object]) -> Iterator[tuple[Pod, Object]]:
-    """Yield each container and init container with its pod."""
+def containers(manifests: list[Object], *, init: bool = True) -> Iterator[tuple[Pod, Object]]:
+    """Yield each container with its pod, and with `init` each init container."""
     for pod in pods(manifests):
-        for container in [*pod.spec.get("initContainers", []), *pod.spec["containers"]]:
+        first = pod.spec.get("initContainers", []) if init else []
+        for container in [*first, *pod.spec["containers"]]:
             yield pod, container

@@ -284,7 +284,7 @@ def test_several_nodes_start_as_the_launcher_starts_them() -> None:
 
 def test_scripts_are_sound() -> None:
     scripts = sorted(KUBERNETES.parent.rglob("*.sh"))
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     checker = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([checker, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""

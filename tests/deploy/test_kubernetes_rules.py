@@ -89,7 +89,9 @@ def test_no_secret_and_no_disk_of_a_node_is_in_it(folder: Path) -> None:
         assert not any("hostPath" in volume for volume in pod.volumes), pod.name
         for entry in container.get("env", []):
             # Kubernetes composes values that contain a secret from variables.
-            if re.search("KEY|PASSWORD|TOKEN|SECRET|AUTH|METADATA|REDIS_URL", entry["name"]):
+            if re.search(
+                "KEY|PASSWORD|TOKEN|SECRET|AUTH|METADATA|REDIS_URL|DATABASE_URL", entry["name"]
+            ):
                 assert "valueFrom" in entry or "$(" in entry["value"], entry["name"]
 
 
@@ -110,7 +112,7 @@ def test_containers_ask_for_what_they_may_take(folder: Path) -> None:
 
 @on_each_overlay
 def test_containers_have_probes(folder: Path) -> None:
-    for pod, container in containers(rendered(folder)):
+    for pod, container in containers(rendered(folder), init=False):
         assert "readinessProbe" in container, pod.name
         if container["name"] == "ranks":
             # sshd is the first process of this container, so Kubernetes notices its end. A running

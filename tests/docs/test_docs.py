@@ -125,7 +125,7 @@ def test_metrics_exist(path: Path) -> None:
     operations = (generate.ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     table = operations.partition("<!-- begin: metrics -->")[2].partition("<!-- end")[0]
     known = set(re.findall(r"`(\w+)`", table))
-    for name in re.findall(r"(?<!/)\bgateway_[a-z_]*[a-z]\b", path.read_text(encoding="utf-8")):
+    for name in re.findall(r"(?<![/-])\bgateway_[a-z_]*[a-z]\b", path.read_text(encoding="utf-8")):
         stems = [name.removesuffix(suffix) for suffix in SUFFIXES]
         # A prefix is enough, as guides name several metrics by one pattern.
         assert any(metric.startswith(stem) for metric in known for stem in stems), name

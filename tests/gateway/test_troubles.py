@@ -81,11 +81,11 @@ def test_a_change_of_the_level_alone_is_logged(
 
 def test_one_ends_and_those_of_like_names_stay(troubles: Troubles) -> None:
     troubles.hold("keys", WARNING, "a")
-    troubles.hold("keys_on_disk", ERROR, "b")
+    troubles.hold("usage_log", ERROR, "b")
     troubles.hold_each("adapters", ERROR, {"acme": "c", "acme2": "d"})
     troubles.clear("keys")
     troubles.hold_each("adapters", ERROR, {"acme2": "d"})
-    assert set(troubles.facts()) == {"keys_on_disk", "adapters acme2"}
+    assert set(troubles.facts()) == {"usage_log", "adapters acme2"}
 
 
 def test_the_worst_comes_first_then_the_oldest(troubles: Troubles, clock: Clock) -> None:

@@ -15,8 +15,8 @@ from tests.support.operated_gateway import ADMIN
 from tests.support.redis_server import running_redis
 
 _WITHIN_S = 300.0
-KEYS = "the keys in"
-OVERRIDES = "overrides of replicas in"
+DATABASE = "the database fails: file is not a database"
+KEYS = "keys made over the API are not accepted yet"
 CONVERSATIONS = "conversations are not stored in"
 USAGE = "the usage log /dev/full loses records"
 CONNECTIONS = "AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS"
@@ -46,8 +46,7 @@ def test_files_that_cannot_be_used_and_connections_that_are_full(
 ) -> None:
     store = tmp_path / "store"
     for folder, name in (
-        ("@keys", "keys.json"),
-        ("@replicas", "overrides.json"),
+        ("@database", "gateway.sqlite"),
         ("@conversations", "conversations.sqlite"),
     ):
         (store / folder).mkdir(parents=True, mode=0o700)
@@ -63,7 +62,7 @@ def test_files_that_cannot_be_used_and_connections_that_are_full(
             "max_connections": 1,
         }
         with GatewayProcess(tmp_path / "g", stack, **own) as gateway, ExitStack() as opened:
-            found = _until(gateway, lambda found: _has(found, KEYS, OVERRIDES, CONVERSATIONS))
+            found = _until(gateway, lambda found: _has(found, DATABASE, KEYS, CONVERSATIONS))
             assert not _has(found, USAGE)
             assert not _has(found, CONNECTIONS)
             with gateway.client("sk-acme") as client:
@@ -71,14 +70,12 @@ def test_files_that_cannot_be_used_and_connections_that_are_full(
             found = _until(gateway, lambda found: _has(found, USAGE))
             levels = {
                 start: next(level for text, level in found.items() if text.startswith(start))
-                for start in (KEYS, OVERRIDES, CONVERSATIONS, USAGE)
+                for start in (DATABASE, CONVERSATIONS, USAGE)
             }
-            assert levels == {
-                KEYS: "error",
-                OVERRIDES: "error",
-                CONVERSATIONS: "error",
-                USAGE: "error",
-            }
+            assert levels == {DATABASE: "error", CONVERSATIONS: "error", USAGE: "error"}
+            with gateway.client(ADMIN) as client:
+                refused = client.post("/v1/keys", json={"tenant": "acme"})
+                assert refused.json()["error"]["code"] == "database_unavailable"
             # Two requests without a body exceed the limit of one.
             for _ in range(2):
                 client_socket = socket.create_connection(("127.0.0.1", gateway.port))
@@ -86,7 +83,6 @@ def test_files_that_cannot_be_used_and_connections_that_are_full(
                 head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n"
                 client_socket.sendall(f"{head}authorization: Bearer sk-acme\r\n\r\n".encode())
             _until(gateway, lambda found: _has(found, CONNECTIONS))
-            # Removing the backup of a damaged file acknowledges the problem.
-            (store / "@keys" / "keys.broken").unlink()
-            (store / "@replicas" / "overrides.json").unlink()
-            _until(gateway, lambda found: not _has(found, KEYS) and not _has(found, OVERRIDES))
+            # Without the damaged file, the gateway begins another one.
+            (store / "@database" / "gateway.sqlite").unlink()
+            _until(gateway, lambda found: not _has(found, DATABASE) and not _has(found, KEYS))

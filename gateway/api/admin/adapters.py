@@ -6,7 +6,7 @@ Every call needs ``Authorization: Bearer <admin key>``.
 from __future__ import annotations
 
 import shutil
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Annotated, Literal
 
 from fastapi import Request
@@ -165,7 +165,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
 
 async def _add_from_source(request: Request, service: Service, audit: Audit) -> AddedVersion:
     wanted = parse_json(AdapterOfSource, await read_body(request, MAX_JSON_BYTES))
-    with audit_change(audit, service, "adapters.add", wanted.name) as action:
+    async with audit_change(audit, service, "adapters.add", wanted.name) as action:
         source = parse(wanted.source)
         service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
@@ -191,7 +191,7 @@ async def _add_upload(request: Request, service: Service, audit: Audit) -> Added
     folder = await run_in_threadpool(make_folder)
     try:
         name, base = get_text_field(form, "name"), get_text_field(form, "base")
-        with audit_change(audit, service, "adapters.add", name) as action:
+        async with audit_change(audit, service, "adapters.add", name) as action:
             await run_in_threadpool(save_files, form, folder)
             added = await service.adapter_admin.add(
                 name, base, folder, source="upload", within=folder, added_by=audit.admin
@@ -246,7 +246,7 @@ async def rollback(
     name: Name,
     wanted: Annotated[Rollback, json_body(Rollback, MAX_JSON_BYTES)],
 ) -> Adapter:
-    with audit_change(audit, service, "adapters.rollback", name) as action:
+    async with audit_change(audit, service, "adapters.rollback", name) as action:
         record = await service.adapter_admin.rollback(name, wanted.version)
         action.after = to_audit_state(record)
     return _build_adapter(service, record)
@@ -259,7 +259,7 @@ async def rollback(
     openapi_extra=needs("admin_key"),
 )
 async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
-    with audit_change(audit, service, "adapters.verify", name):
+    async with audit_change(audit, service, "adapters.verify", name):
         record = await service.adapter_admin.verify(name)
     return AdapterVerified(**dict(_build_adapter(service, record)))
 
@@ -283,7 +283,7 @@ async def show(service: Admin, name: Name) -> Adapter:
     openapi_extra=needs("admin_key"),
 )
 async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
-    with audit_change(audit, service, "adapters.remove", name) as action:
+    async with audit_change(audit, service, "adapters.remove", name) as action:
         record = await service.adapter_admin.remove(name)
         action.after = None
     return AdapterDeleted(name=record.name)
@@ -291,7 +291,7 @@ async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
 
 def audit_change(
     audit: Audit, service: Service, action: str, name: str
-) -> AbstractContextManager[Action]:
+) -> AbstractAsyncContextManager[Action]:
     """Return a context manager that records an action on the adapter `name` in the audit log.
 
     An invalid name is not recorded, because it may be a secret that was pasted by mistake.

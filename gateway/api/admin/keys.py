@@ -104,7 +104,7 @@ async def create(
             param="tenant",
         )
     record, value = make_record(wanted.tenant, wanted.note, wanted.expires_in, audit.admin)
-    with audit.action("keys.create", record.id, None) as action:
+    async with audit.action("keys.create", record.id, None) as action:
         try:
             await keys.add(record)
         finally:
@@ -132,7 +132,7 @@ async def list_all(keys: Issued) -> Keys:
 async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
     # Do not log a string that is not a key's id: it may be an API key, pasted by mistake.
     target = key_id if is_key_id(key_id) else "(not an id)"
-    with audit.action("keys.delete", target, _to_audit_state(keys, key_id)) as action:
+    async with audit.action("keys.delete", target, _to_audit_state(keys, key_id)) as action:
         try:
             await keys.revoke(key_id)
         finally:

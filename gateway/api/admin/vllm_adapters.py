@@ -60,7 +60,7 @@ async def load(
     The folder must be below GATEWAY_ADAPTER_ROOT. Request and response are the same as vLLM's.
     """
     name = wanted.lora_name
-    with audit_change(audit, service, "adapters.load", name) as action:
+    async with audit_change(audit, service, "adapters.load", name) as action:
         action.after = to_audit_state(await _load_adapter(service, root, wanted, audit.admin))
     return f"Success: LoRA adapter '{name}' added successfully."
 
@@ -112,7 +112,7 @@ async def unload(
     wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, MAX_JSON_BYTES)],
 ) -> str:
     name = wanted.lora_name
-    with audit_change(audit, service, "adapters.unload", name) as action:
+    async with audit_change(audit, service, "adapters.unload", name) as action:
         await service.adapter_admin.remove(name)
         action.after = None
     return f"Success: LoRA adapter '{name}' removed successfully."

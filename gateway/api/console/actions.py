@@ -60,7 +60,7 @@ class RequestCancelled(AnswerModel):
 async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -> RequestCancelled:
     """Cancel a running request. `request_id` is a key of `requests` in /v1/admin/state."""
     console: Console = request.app.state.console
-    with audit.action("requests.cancel", request_id, None):
+    async with audit.action("requests.cancel", request_id, None):
         if not (console.cancel(request_id) or await console.cancel_on_siblings(request_id)):
             raise NotFound(f"There is no running request `{request_id[:200]}`.")
     return RequestCancelled(id=request_id)
@@ -113,7 +113,7 @@ async def _store_override(
     service: Service, audit: Audit, action: str, endpoint: str, override: Override | None
 ) -> None:
     known = service.overrides.current.get(endpoint)
-    with audit.action(action, endpoint, known and known.to_dict()) as entry:
+    async with audit.action(action, endpoint, known and known.to_dict()) as entry:
         await service.overrides.put(endpoint, override)
         entry.after = override and override.to_dict()
 

@@ -1,4 +1,4 @@
 """API keys that admins create over the API, in addition to the keys in the configuration file.
 
-See decisions 026 and 091 in docs/decisions.
+See decision 091 in docs/decisions.
 """

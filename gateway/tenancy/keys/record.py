@@ -1,9 +1,7 @@
 """Record of an API key that was created over the API: its hash, its tenant, and its expiry.
 
-A record changes at most once: when its key is revoked. A revoked key never becomes valid again. If
-the memory of a process, a disk and Redis have different copies of a record, the revoked copy wins.
-The order in which copies are joined therefore does not matter, and an old copy cannot make a
-revoked key valid again.
+A record changes at most once: when its key is revoked. A revoked key never becomes valid again, so
+of two copies of a record the revoked one is right.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.config.tenants import KeyHash, key_hash, new_key
 
@@ -87,9 +85,6 @@ Records = Mapping[str, KeyRecord]
 Uses = Mapping[str, int]
 """Time of the last use of each key, in seconds since 1970, by the key's id."""
 
-_LIST = TypeAdapter(list[KeyRecord])
-_USES = TypeAdapter(dict[str, Time])
-
 
 def key_id(key_hash: str) -> str:
     """Return a key's id: ``key_`` and the first 24 hexadecimal digits (96 bits) of its hash."""
@@ -111,48 +106,6 @@ def join_records(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRe
     return result
 
 
-def dump(record: KeyRecord) -> bytes:
-    return record.model_dump_json().encode()
-
-
-def parse_record(key_id: str, raw: bytes) -> KeyRecord:
-    """Parse the JSON record of a key.
-
-    Raise ValueError if the record is invalid or belongs to another key. The error's text does not
-    quote `raw`.
-    """
-    try:
-        record = KeyRecord.model_validate_json(raw)
-    except ValidationError as error:
-        raise ValueError(_problem(error)) from None
-    if record.id != key_id:
-        raise ValueError("the record of another key")
-    return record
-
-
-def dump_all(records: Records) -> bytes:
-    return _LIST.dump_json(list(records.values()), indent=1)
-
-
-def parse_records(raw: bytes) -> dict[str, KeyRecord]:
-    """Parse the JSON that `dump_all` returned, and return the records by id.
-
-    Raise ValueError if a record is invalid. The error's text does not quote `raw`.
-    """
-    try:
-        return {record.id: record for record in _LIST.validate_json(raw)}
-    except ValidationError as error:
-        raise ValueError(_problem(error)) from None
-
-
-def parse_uses(raw: bytes) -> Uses:
-    """Parse a JSON object that maps ids of keys to the times of their last use.
-
-    Raise ValueError if the JSON is invalid.
-    """
-    return _USES.validate_json(raw, strict=True)
-
-
 def merge_uses(*several: Uses) -> dict[str, int]:
     """Return the time of the latest use of each key in `several`."""
     result: dict[str, int] = {}
@@ -160,8 +113,3 @@ def merge_uses(*several: Uses) -> dict[str, int]:
         for key, when in uses.items():
             result[key] = max(when, result.get(key, 0))
     return result
-
-
-def _problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import date, timedelta
 from typing import NamedTuple
 
 from gateway.config.limits import LimitName
@@ -14,6 +15,7 @@ from gateway.config.limits import LimitName
 log = logging.getLogger(__name__)
 
 _WARN_AT = 0.8
+_EPOCH = date(1970, 1, 1)
 
 
 class BudgetReport(NamedTuple):
@@ -26,6 +28,7 @@ class BudgetReport(NamedTuple):
         used: number of tokens that all gateways have used in this day or month.
         counted: number of tokens that the call has added to `used`.
         reset_ms: milliseconds until the period ends.
+        first_day: first day of the period, in days since 1970.
     """
 
     tenant: str
@@ -34,6 +37,30 @@ class BudgetReport(NamedTuple):
     used: int
     counted: int
     reset_ms: int
+    first_day: int
+
+
+class BudgetTotal(NamedTuple):
+    """Usage of a budget in one period.
+
+    Attributes:
+        name: the budget: `tokens_per_day` or `tokens_per_month`.
+        first_day: first day of the period, in days since 1970.
+        used: number of tokens that all gateways have used in the period.
+    """
+
+    name: LimitName
+    first_day: int
+    used: int
+
+
+def find_first_day(name: LimitName, end: int) -> int:
+    """Return the first day of a budget's period that ends before the day `end`.
+
+    Days are counted from 1970, in UTC.
+    """
+    last = _EPOCH + timedelta(days=end - 1)
+    return ((last if name == "tokens_per_day" else last.replace(day=1)) - _EPOCH).days
 
 
 class BudgetUsage:
@@ -58,7 +85,7 @@ class BudgetUsage:
         Only one call among the calls of all gateways raises the usage above 80 %, so only one
         gateway logs the warning, once per day or month.
         """
-        tenant, name, limit, used, counted, reset_ms = report
+        tenant, name, limit, used, counted, reset_ms, _ = report
         ends = time.monotonic() + reset_ms / 1000
         self._known[tenant, name] = used, ends
         if used >= _WARN_AT * limit:

@@ -14,10 +14,11 @@ See decision 089 in docs/decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.config.limits import LimitName
 from gateway.errors import Quota
+from gateway.tenancy.limits.budgets import BudgetTotal
 from gateway.tenancy.limits.demand import UnitDemand
 from gateway.tenancy.limits.request import (
     REQUESTS,
@@ -63,7 +64,11 @@ class Lease:
     """
 
     def __init__(
-        self, tenant: str, clock: Callable[[], float], epoch: Callable[[], int] = lambda: 0
+        self,
+        tenant: str,
+        clock: Callable[[], float],
+        epoch: Callable[[], int] = lambda: 0,
+        totals: Callable[[str], Sequence[BudgetTotal]] = lambda _: (),
     ) -> None:
         """Create a lease that has no units yet.
 
@@ -72,12 +77,14 @@ class Lease:
             clock: returns the monotonic time in seconds.
             epoch: returns a number that changes when Redis may have lost its data. Redis then no
                 longer counts the units that it has granted.
+            totals: returns the known usage of a tenant's budgets.
         """
         self.tenant = tenant
         self.in_flight = False
         self.is_urgent = False
         self._clock = clock
         self._now_epoch = epoch
+        self._totals = totals
         self._epoch = -1
         self._valid_until = 0.0
         self._number = 0
@@ -304,6 +311,7 @@ class Lease:
             state={name: [*v] if isinstance(v, list) else v for name, v in state.items()},
             limits=dict(self._limits),
             budgets=self._budgets,
+            totals=self._totals(self.tenant) if self._budgets else (),
             used=(*self._used,),
             spent=self._spent,
             spare=(*self._spare,),

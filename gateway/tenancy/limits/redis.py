@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
-from gateway.tenancy.limits.budgets import BudgetReport
+from gateway.tenancy.limits.budgets import BudgetReport, BudgetTotal
 from gateway.tenancy.limits.caller import Answer, ScriptCaller
 from gateway.tenancy.limits.lease import TICK_S, Lease
 from gateway.tenancy.limits.request import (
@@ -99,6 +99,7 @@ class SharedLimits:
         timeout_s: float = TIMEOUT_S,
         on_refused: Callable[[], object] = lambda: None,
         on_budget: Callable[[BudgetReport], object] = lambda report: None,
+        totals: Callable[[str], Sequence[BudgetTotal]] = lambda tenant: (),
     ) -> None:
         """Prepare the limits. Entering the context connects to Redis.
 
@@ -109,6 +110,8 @@ class SharedLimits:
             timeout_s: timeout of each read in seconds.
             on_refused: called, from a thread, when a tenant's key in Redis has an invalid value.
             on_budget: called on the event loop with each report of a budget's usage.
+            totals: returns the known usage of a tenant's budgets, at which Redis continues if it
+                has lost its data.
 
         Raises:
             ValueError: the URL is invalid.
@@ -117,6 +120,7 @@ class SharedLimits:
         # or for a slow proxy. Its timeout is therefore longer than the timeout of one read.
         self._max_wait_s = 2 * timeout_s
         self._on_budget = on_budget
+        self._totals = totals
         self._caller = ScriptCaller(
             url,
             timeout_s,
@@ -219,7 +223,7 @@ class SharedLimits:
     def _account(self, tenant: str) -> _Account:
         account = self._accounts.get(tenant)
         if account is None:
-            lease = Lease(tenant, self._loop.time, lambda: self._caller.epoch)
+            lease = Lease(tenant, self._loop.time, lambda: self._caller.epoch, self._totals)
             account = self._accounts[tenant] = _Account(lease)
         self._active.add(account)
         return account

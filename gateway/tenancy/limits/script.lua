@@ -36,6 +36,8 @@
 --   floor     minimum number of spare units: fewer are not granted, because they would be useless
 --   spent, spent_known   with KEYS[2]: like `used` and `known`, for tokens of budgets
 --   codes     with KEYS[2]: the letters of the tenant's budgets (d for a day, m for a month)
+--   totals    with KEYS[2]: for each budget that the process knows: { code, first day of the period,
+--             tokens used in it }. If Redis has lost its data, the usage continues at this number.
 -- The answer is a list of numbers:
 --   number of the limit that refuses the request (from 1; 0 if none), wait_ms, now_ms, number of
 --   fields of another form, and 1 if the request could be admitted if gateways gave back their
@@ -172,13 +174,20 @@ if KEYS[2] then
   -- Adds the tokens that this gateway has spent since its last report to the usage of each budget.
   local function report()
     local new = math.max(0, ask.spent - book.reported)
+    local least = {}
+    for _, total in ipairs(ask.totals) do
+      if total[2] == book.from[total[1]] then least[total[1]] = total[3] end
+    end
     book.report = { new }
     for code in string.gmatch(ask.codes, '.') do
       local field = code .. ':' .. whole(book.from[code])
       local spent = redis.call('HGET', KEYS[2], field)
       if not spent or fits(spent) then
-        book.used[code] = tonumber(spent or 0) + new
-        if new > 0 then redis.call('HSET', KEYS[2], field, whole(book.used[code])) end
+        local known = tonumber(spent or 0)
+        book.used[code] = math.max(known, least[code] or 0) + new
+        if book.used[code] > known then
+          redis.call('HSET', KEYS[2], field, whole(book.used[code]))
+        end
       end
       book.report[#book.report + 1] = book.used[code] or 0
       book.report[#book.report + 1] = book.reset(code)
@@ -194,7 +203,9 @@ if KEYS[2] then
     if kind == 'h' then held, lease, reported = read(value) end
     local at = kind and kind ~= 'h' and fits(rest) and fits(value) and tonumber(rest)
     if held and name == field_of_mine then
-      book.reported = reported
+      -- A Redis that has lost its last writes knows less than the gateway, whose `totals` have the
+      -- tokens that were counted before.
+      book.reported = math.max(reported, ask.spent_known)
     elseif held then
       if lease + KEPT_MS < now then redis.call('HDEL', KEYS[2], name) end
       book.held = book.held + held

@@ -10,11 +10,12 @@ import orjson
 
 from gateway.config.limits import LIMITS, LimitName
 from gateway.errors import Quota
-from gateway.tenancy.limits.budgets import BudgetReport
+from gateway.tenancy.limits.budgets import BudgetReport, BudgetTotal, find_first_day
 from gateway.tenancy.limits.request import NEVER, LimitRequest
 
 SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
 _MAX_NUMBER = 2**53
+_DAY_MS = 24 * 3600 * 1000
 _DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
 
@@ -31,6 +32,7 @@ class ScriptCall:
             units that `Lease` asks for.
         limits: the tenant's limits, in the same order as in the answer.
         budgets: the tenant's budgets.
+        totals: the usage of the budgets that this process knows.
         used: number of requests and number of tokens that this process has used in total.
         spent: total number of used tokens that this process has counted in the tenant's budgets.
         spare: numbers of granted requests, tokens and slots that no request has taken yet. The
@@ -45,6 +47,7 @@ class ScriptCall:
     state: Mapping[str, object]
     limits: Mapping[LimitName, int]
     budgets: Mapping[LimitName, int]
+    totals: Sequence[BudgetTotal]
     used: Sequence[int]
     spent: int
     spare: Sequence[int]
@@ -68,6 +71,9 @@ class ScriptCall:
         if self.budgets:
             # Send all budgets, not only those of `head`: the script adds `spent` to each budget.
             state["codes"] = "".join([LIMITS[name].code for name in self.budgets])
+            state["totals"] = [
+                (LIMITS[each.name].code, each.first_day, each.used) for each in self.totals
+            ]
             keys.append(f"budgets:{{{self.tenant}}}")
         return ("EVALSHA", sha, len(keys), *keys, orjson.dumps(state))
 
@@ -124,8 +130,14 @@ def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetRe
     counted, *numbers_of_budgets = numbers[-1 - 2 * len(call.budgets) :]
     for index, (name, limit) in enumerate(call.budgets.items()):
         used, reset_ms = numbers_of_budgets[2 * index :][:2]
+        first_day = find_first_day(name, (numbers[2] + reset_ms) // _DAY_MS)
         yield BudgetReport(
-            call.tenant, name, limit=limit, used=used, counted=counted, reset_ms=reset_ms
+            *(call.tenant, name),
+            limit=limit,
+            used=used,
+            counted=counted,
+            reset_ms=reset_ms,
+            first_day=first_day,
         )
 
 

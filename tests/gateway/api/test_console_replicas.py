@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from gateway.config.tenants import new_key
-from gateway.overrides.copies import KEY, OverrideCopies
-from gateway.scheduling.override import Override, parse_override
+from gateway.scheduling.override import parse_override
+from tests.support import commands
 from tests.support.consoles import until
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
@@ -94,9 +93,21 @@ def test_it_outlasts_the_gateway(stack: Stack, config: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def two(
-    stack: Stack, config: Path, tmp_path: Path, redis_server: RedisServer
+    stack: Stack,
+    config: Path,
+    tmp_path: Path,
+    redis_server: RedisServer,
+    postgresql_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
-    settings = {"config": config, "admin_key": ADMIN, "redis_url": redis_server.url}
+    monkeypatch.setenv("GATEWAY_DATABASE_URL", postgresql_url)
+    assert commands.gateway("database", "upgrade").returncode == 0
+    settings = {
+        "config": config,
+        "admin_key": ADMIN,
+        "redis_url": redis_server.url,
+        "database_url": postgresql_url,
+    }
     with ExitStack() as running:
         one, other = (
             running.enter_context(GatewayProcess(tmp_path / name, stack, **settings))
@@ -105,27 +116,34 @@ def two(
         yield one, other
 
 
-def test_it_holds_for_all_gateways_of_a_redis_and_survives_its_loss(
+def test_it_holds_for_all_gateways_of_a_database(
     stack: Stack, two: tuple[GatewayProcess, GatewayProcess], redis_server: RedisServer
 ) -> None:
     endpoint, (one, other) = stack.triton_grpc, two
+    redis_server.kill()  # overrides do not need it
     _say(one, endpoint, drain=True)
     _seen(other, endpoint, state="draining", override={"drain": True})
-    with redis_server.client() as at_redis:
-        at_redis.delete(KEY)
-        deadline = time.monotonic() + 60
-        while json.loads(at_redis.hget(KEY, endpoint) or b"null") != {"drain": True}:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        at_redis.hset(KEY, _other_name(endpoint), "not what a gateway writes")
     _say(other, endpoint, "DELETE")
     _seen(one, endpoint, state="ready", drain=False)
-    one.wait_for("left alone in Redis")
-    redis_server.kill()
-    with one.client(ADMIN) as client:
-        refused = client.post(f"/v1/admin/replicas/{endpoint}", json={"drain": True})
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "overrides_unavailable"
+
+
+def test_a_gateway_refuses_what_others_would_not_see(
+    stack: Stack, config: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    settings = {"config": config, "admin_key": ADMIN, "redis_url": redis_server.url}
+    with (
+        GatewayProcess(tmp_path / "one", stack, **settings) as one,
+        GatewayProcess(tmp_path / "other", stack, **settings) as other,
+    ):
+        one.wait_for("gateways with databases of their own share this Redis")
+        for gateway in (one, other):
+            with gateway.client(ADMIN) as client:
+                path = f"/v1/admin/replicas/{stack.triton_grpc}"
+                refused = client.post(path, json={"drain": True})
+            assert refused.status_code == 403
+            assert "GATEWAY_DATABASE_URL" in refused.json()["error"]["message"]
+            with gateway.client(ACME) as client:
+                assert client.post("/v1/completions", json=body()).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -181,16 +199,3 @@ def up_gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_what_no_gateway_wrote_is_no_override(facts: Any) -> None:
     with pytest.raises(ValueError, match=r"weight|drain"):
         parse_override(facts)
-
-
-def test_a_file_that_is_broken_is_left_as_it_was(tmp_path: Path) -> None:
-    copies = OverrideCopies(tmp_path, None)
-    copies.put("a:1", Override(drain=True))
-    (tmp_path / "overrides.json").write_text("{")
-    copies.refresh()
-    assert copies.current == {"a:1": Override(drain=True)}
-    copies.put("b:1", Override(weight=2.0))
-    assert OverrideCopies(tmp_path, None).current == {
-        "a:1": Override(drain=True),
-        "b:1": Override(weight=2.0),
-    }

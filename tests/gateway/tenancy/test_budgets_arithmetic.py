@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from gateway.tenancy.limits.budgets import BudgetTotal
 from gateway.tenancy.limits.lease import Lease
 from gateway.tenancy.limits.request import (
     BUSY_WAIT_MS,
@@ -258,6 +259,8 @@ def test_days_and_months_are_those_of_the_calendar(shared_redis: RedisServer) ->
                 call = _lease(asked, 0).call()
                 for report in parse_reports(call, script_at(_ms(now), "g", call)):
                     assert report.reset_ms == _turns_in_ms(report.name, now), now
+                    first = now if report.name == "tokens_per_day" else now.replace(day=1)
+                    assert report.first_day == _ms(first) // (24 * 3600 * 1000)
             turn = (turn + timedelta(days=31)).replace(day=1)
 
 
@@ -266,7 +269,8 @@ def test_a_redis_that_forgot_its_last_second_is_told_again(shared_redis: RedisSe
     with shared_redis.client() as client:
         client.flushall()
         script_at = ScriptAt(client)
-        lease = _lease(asked, 0)
+        known: list[BudgetTotal] = []
+        lease = Lease("t", lambda: 0.0, totals=lambda _: known)
 
         def used(more: int) -> int:
             lease.spend(Spending("t", asked.limits, more))
@@ -274,6 +278,7 @@ def test_a_redis_that_forgot_its_last_second_is_told_again(shared_redis: RedisSe
             answer = script_at(_ms(START), "g", call)
             lease.apply(call, parse_grant(call, answer))
             (report,) = parse_reports(call, answer)
+            known[:] = [BudgetTotal(report.name, report.first_day, report.used)]
             return report.used
 
         assert used(0) == 0

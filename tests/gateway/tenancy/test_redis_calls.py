@@ -1,17 +1,19 @@
-"""Redis calls for keys, overrides, agents and limits: none blocks Redis for long."""
+"""Redis calls for the former state, agents and limits: none blocks Redis for long."""
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import redis
 
-from gateway.overrides.copies import KEY, MAX_OVERRIDES, OverrideCopies
+from gateway.former_state import keys as former_keys
+from gateway.former_state import overrides as former_overrides
+from gateway.overrides.rows import MAX_OVERRIDES
 from gateway.scheduling.override import Override
 from gateway.tenancy.keys.record import KeyRecord, make_record
-from gateway.tenancy.keys.shared import SharedKeys
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import Settlement
 from lora_store.peft_notices import AgentState, GatewayState, PeftNotices
@@ -28,49 +30,36 @@ def _nothing(run: int) -> None:
     pass
 
 
-def test_keys(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
-    """Measure a large number of keys, which Redis lacks at first.
-
-    Revoked keys are stored as well.
-    """
+def test_keys_of_the_former_state(at_shared_redis: redis.Redis, tmp_path: Path) -> None:
+    """Measure a large number of keys, which each process reads at its start."""
     one, _ = make_record("acme", "n" * 64, None, "sha256:01234567")
-    records = [_numbered(one, number) for number in range(_KEYS)]
-    keys = SharedKeys(shared_redis.url)
+    records = {record.id: record for record in (_numbered(one, number) for number in range(_KEYS))}
+    uses = dict.fromkeys(records, 1_800_000_000)
+    stored = {key_id: record.model_dump_json() for key_id, record in records.items()}
+    at_shared_redis.hset(former_keys.KEYS, mapping={**stored, "@revision": "0123456789abcdef"})
+    at_shared_redis.hset(former_keys.USED, mapping=uses)  # type: ignore[arg-type]
 
     def work(run: int) -> None:
-        keys.put(records)
-        found = keys.read()
-        assert len(found.records) == _KEYS
-        assert found.revision == keys.revision()
-        uses = {record.id: 1_800_000_000 + run for record in records}
-        keys.put_uses(uses)
-        assert keys.uses() == uses
+        found = former_keys.read_keys(tmp_path, at_shared_redis)
+        assert (found.records, found.uses, found.problems) == (records, uses, [])
 
     assert longest_call_us(at_shared_redis, _nothing, work) < MAX_CALL_US
-    keys.close()
 
 
 def _numbered(one: KeyRecord, number: int) -> KeyRecord:
     return one.model_copy(update={"hash": f"sha256:{number:024x}{'0' * 40}"})
 
 
-def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_path: Path) -> None:
-    """Measure the maximum number of overrides, which Redis lacks before each run."""
-    copies = OverrideCopies(tmp_path, shared_redis.url)
-
-    def prepare(run: int) -> None:
-        at_shared_redis.delete(KEY)
-        copies.current = {
-            f"triton-{n}.example:8001": Override(weight=2.0) for n in range(MAX_OVERRIDES)
-        }
+def test_overrides_of_the_former_state(at_shared_redis: redis.Redis, tmp_path: Path) -> None:
+    """Measure the maximum number of overrides."""
+    overrides = {f"triton-{n}.example:8001": Override(weight=2.0) for n in range(MAX_OVERRIDES)}
+    stored = {name: json.dumps(each.to_dict()) for name, each in overrides.items()}
+    at_shared_redis.hset(former_overrides.KEY, mapping={**stored, "@revision": "0"})
 
     def work(run: int) -> None:
-        for _ in range(2):
-            copies.refresh()
-        assert len(copies.current) == MAX_OVERRIDES
+        assert former_overrides.read_overrides(tmp_path, at_shared_redis) == (overrides, [])
 
-    assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US
-    copies.close()
+    assert longest_call_us(at_shared_redis, _nothing, work) < MAX_CALL_US
 
 
 def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:

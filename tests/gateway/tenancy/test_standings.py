@@ -6,7 +6,7 @@ from gateway.tenancy.limits.budgets import BudgetReport, BudgetUsage
 
 
 def _report(used: int, *, limit: int = 100, reset_ms: int = 60_000) -> BudgetReport:
-    return BudgetReport("acme", "tokens_per_day", limit, used, 1, reset_ms)
+    return BudgetReport("acme", "tokens_per_day", limit, used, 1, reset_ms, 0)
 
 
 def test_a_budget_is_listed_from_80_percent_on_as_it_stands() -> None:
