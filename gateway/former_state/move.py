@@ -119,7 +119,7 @@ class FormerState:
                 return read_keys(self._folder, client), *read_overrides(self._folder, client)
         except failure_types() as error:
             raise RedisNotRead(
-                f"keys of the release before cannot be read: Redis: {describe(error)}"
+                f"state of the release before cannot be read: Redis: {describe(error)}"
             ) from error
         finally:
             primary.close()

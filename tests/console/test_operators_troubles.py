@@ -168,7 +168,11 @@ def test_redis_that_is_away_and_back(browser: Browser, stack: Stack, tmp_path: P
             redis.kill()
             with gateway.client("sk-acme") as client:
                 assert client.post("/v1/completions", json=body()).status_code == 200
-            told = ("Redis cannot be used: ", "limits are not shared", "keys made over the API")
+            told = ("Redis cannot be used: ", "limits are not shared", "conversations are not shared")
+                "Redis cannot be used: ",
+                "limits are not shared",
+                "conversations are not shared now",
+            )
             _until(gateway, lambda found: all(any(t in f["text"] for f in found) for t in told))
             for text in told:
                 expect(_listed(page).filter(has_text=text)).to_have_count(1)

@@ -37,8 +37,10 @@ async def test_a_redis_that_cannot_be_used(
     config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme"))
     expected = [
         f"Redis is away, continuing from disk: Redis cannot be used: {why}",
-        "keys made over the API are not accepted yet: keys of the release before cannot be read: "
+        "keys made over the API are not accepted yet: state of the release before cannot be read: "
         f"Redis: {why}",
+        "weights and drains that admins have set do not apply yet: state of the release before "
+        f"cannot be read: Redis: {why}",
         f"Redis is away ({why}); limits are counted as when_redis_is_away says",
         f"conversations are not shared now: Redis fails: {why}",
     ]

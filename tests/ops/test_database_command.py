@@ -178,7 +178,7 @@ def test_a_redis_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 def _assert_not_read(ended: Ended, redis: RedisServer) -> None:
     assert (ended.code, ended.stdout) == (1, "")
     assert ended.stderr.startswith(
-        "gateway database: keys of the release before cannot be read: Redis: "
+        "gateway database: state of the release before cannot be read: Redis: "
     )
     assert SECRET not in ended.stderr
     assert redis.url not in ended.stderr

@@ -161,6 +161,7 @@ def test_every_operation_succeeds_as_documented(
         ("POST", "/v1/adapters/{name}/rollback", {}),
         ("POST", "/v1/adapters/{name}/verify", {}),
         ("GET", "/v1/adapters/{name}", {}),
+        ("GET", "/v1/audit", {}),
         ("DELETE", "/v1/adapters/{name}", {}),
         (
             "POST",

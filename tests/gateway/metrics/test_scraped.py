@@ -48,8 +48,8 @@ def test_budgets_and_what_is_known_to_be_used_of_them(tmp_path: Path) -> None:
         tmp_path / "c.yaml", tenant("a", "sk-key-of-a", **budgets), tenant("b", "sk-key-of-b")
     )
     standings, registry = BudgetUsage(), CollectorRegistry()
-    standings.update(BudgetReport("a", "tokens_per_month", 1000, 70, 5, 60_000))
-    standings.update(BudgetReport("a", "tokens_per_day", 100, 70, 5, 0))  # of a day that is over
+    standings.update(BudgetReport("a", "tokens_per_month", 1000, 70, 5, 60_000, 0))
+    standings.update(BudgetReport("a", "tokens_per_day", 100, 70, 5, 0, 0))  # of a day that is over
     registry.register(BudgetCollector(ConfigurationFile(config), standings))
     budget, used = "gateway_tenant_budget_tokens", "gateway_tenant_budget_used_tokens"
     assert _samples(registry) == {

@@ -6,12 +6,14 @@ import json
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.observability.audit import Audit
+from gateway.database.opening import make_database
+from gateway.observability.audit import Audit, read_entries
 from gateway.observability.logs import LogFormat, configure_logging, log_request
 from gateway.observability.request_context import RequestContext, current
 from ops.commands.up import DEMO_ADAPTERS
@@ -19,6 +21,7 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 KEY, WRONG, ADMIN = (
     "sk-the-key-of-acme",
@@ -191,17 +194,26 @@ def test_a_whole_run(stack: Stack, tmp_path: Path, form: LogFormat) -> None:
     assert all(line["tenant"] is line["replica"] is line["ttft_ms"] is None for line in health)
 
 
-def test_an_audit_line_is_one_line(capfd: pytest.CaptureFixture[str], form: LogFormat) -> None:
+async def test_an_audit_line_is_one_line(
+    capfd: pytest.CaptureFixture[str], form: LogFormat, tmp_path: Path
+) -> None:
     """Line breaks in a name are escaped, and the log level does not hide audit lines."""
     configure_logging("error", form)
-    audit = Audit("sha256:12345678")
-    with (
-        pytest.raises(ValueError, match="told"),
-        audit.action("adapters.add", "two\nlines \udc80", None),
-    ):
-        raise ValueError("told")
-    with audit.action("adapters.add", "zh", {"served": "a"}) as action:
+    database = make_database(tmp_path, None, connections=1, timeout_s=PATIENCE_S)
+    await database.open()
+    audit = Audit("sha256:12345678", database)
+    with pytest.raises(ValueError, match="told"):
+        async with audit.action("adapters.add", "two\nlines \udc80", None):
+            raise ValueError("told")
+    async with audit.action("adapters.add", "zh", {"served": "a"}) as action:
         action.after = {"served": "b"}
+    rows = await database.read(partial(read_entries, before=None, limit=10))
+    assert rows is not None
+    assert {(row.target, row.outcome, row.after) for row in rows} == {
+        ("two\nlines \\udc80", "ValueError", b"null"),
+        ("zh", "done", b'{"served":"b"}'),
+    }
+    await database.close()
     failed, done = capfd.readouterr().err.splitlines()
     if form == "text":
         said = "INFO gateway.audit [-]: sha256:12345678 adapters.add "
