@@ -168,7 +168,7 @@ def test_redis_that_is_away_and_back(browser: Browser, stack: Stack, tmp_path: P
             redis.kill()
             with gateway.client("sk-acme") as client:
                 assert client.post("/v1/completions", json=body()).status_code == 200
-            told = ("Redis cannot be used: ", "limits are not shared", "conversations are not shared")
+            told = (
                 "Redis cannot be used: ",
                 "limits are not shared",
                 "conversations are not shared now",
